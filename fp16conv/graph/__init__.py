@@ -1,0 +1,37 @@
+"""The neutral model graph: operators, values, scopes, type variables."""
+
+from fp16conv.graph.builder import GraphBuilder
+from fp16conv.graph.model import ModelGraph
+from fp16conv.graph.types import (
+    Container,
+    DataType,
+    Dim,
+    Op,
+    Origin,
+    RangeFact,
+    Scope,
+    ScopeKind,
+    Tensor,
+    TypeVar,
+    Use,
+    Value,
+    ValueKind,
+)
+
+__all__ = [
+    "Container",
+    "DataType",
+    "Dim",
+    "GraphBuilder",
+    "ModelGraph",
+    "Op",
+    "Origin",
+    "RangeFact",
+    "Scope",
+    "ScopeKind",
+    "Tensor",
+    "TypeVar",
+    "Use",
+    "Value",
+    "ValueKind",
+]
