@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Authority", "Group", "Judgement", "Reason", "Verdict", "Verdicts"]
+__all__ = ["Authority", "Group", "Judgement", "PatternHit", "Reason", "Verdict", "Verdicts"]
 
 
 class Verdict(StrEnum):
@@ -59,6 +59,25 @@ class Judgement:
 
     verdict: Verdict
     reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PatternHit:
+    """An idiom over several operators that a pattern rule recognized.
+
+    Args:
+        rule: id of the pattern rule.
+        verdict: what the rule says about every type variable of the hit.
+        typevars: ids of the type variables inside, ascending.
+        reason: why, naming the numbers of this hit.
+        one_precision: all of them must end in one precision, so that the runtime can fuse them.
+    """
+
+    rule: str
+    verdict: Verdict
+    typevars: tuple[int, ...]
+    reason: Reason
+    one_precision: bool = False
 
 
 @dataclass(frozen=True, slots=True)
