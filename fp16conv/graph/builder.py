@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fp16conv.errors import InternalError
 from fp16conv.graph.model import ModelGraph
@@ -21,7 +22,22 @@ from fp16conv.graph.types import (
     ValueKind,
 )
 
-__all__ = ["GraphBuilder"]
+__all__ = ["Draft", "GraphBuilder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The graph so far, for code that adds type variables to a complete set of operators."""
+
+    ops: Sequence[Op]
+    values: Sequence[Value]
+    scopes: Sequence[Scope]
+
+    def value_at(self, use: Use) -> Value | None:
+        """The value read at `use`."""
+        slots = self.scopes[use.scope].outputs if use.op is None else self.ops[use.op].inputs
+        index = slots[use.slot]
+        return None if index is None else self.values[index]
 
 
 class GraphBuilder:
@@ -137,6 +153,10 @@ class GraphBuilder:
         if op is not None:
             self._typevars_of_op.setdefault(op, []).append(index)
         return index
+
+    def draft(self) -> Draft:
+        """A view of what was added so far (type variables left out)."""
+        return Draft(self._ops, self._values, self._scopes)
 
     def freeze(self) -> ModelGraph:
         """Return the finished graph.

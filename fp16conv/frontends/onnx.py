@@ -1,0 +1,423 @@
+"""ONNX front end: bytes -> onnx_ir model -> ModelGraph, plus the map back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import google.protobuf.message
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx import TypeProto
+
+from fp16conv.errors import ModelError
+from fp16conv.frontends.boundaries import add_boundary_typevars
+from fp16conv.frontends.inference import TypeTable, infer_types, opset_of
+from fp16conv.frontends.schemas import ONNX_DOMAINS
+from fp16conv.frontends.typevars import add_typevars
+from fp16conv.graph import (
+    Container,
+    DataType,
+    Dim,
+    GraphBuilder,
+    ModelGraph,
+    ScopeKind,
+    Tensor,
+    ValueKind,
+)
+
+__all__ = ["LoadedModel", "load_onnx", "read_proto"]
+
+MIN_IR_VERSION = 3
+MIN_OPSET = 7
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in both forms and the map between them.
+
+    Args:
+        path: file it came from; external tensors are relative to its folder.
+        proto: the parsed file (external data not loaded).
+        model: mutable onnx_ir model over the same tensors.
+        graph: the neutral graph.
+        nodes: onnx_ir node by op id.
+        values: onnx_ir value by value id.
+    """
+
+    path: Path
+    proto: onnx.ModelProto
+    model: ir.Model
+    graph: ModelGraph
+    nodes: tuple[ir.Node, ...]
+    values: tuple[ir.Value, ...]
+
+
+def load_onnx(path: str | os.PathLike[str]) -> LoadedModel:
+    """Read an .onnx file.
+
+    Args:
+        path: the file; external data must lie in its folder.
+
+    Returns:
+        the model, its graph and the map between them.
+
+    Raises:
+        ModelError: the file is missing, not ONNX, truncated, its external data is missing or outside
+            its folder, or it uses an opset before 7.
+    """
+    path = Path(path)
+    proto = read_proto(path)
+    return from_proto(proto, path)
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Parse the file without loading external data, and check that it is a model we can keep whole."""
+    where = str(path)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError("no such file", where=where, hint="check the path") from None
+    except IsADirectoryError:
+        raise ModelError("is a folder, not an .onnx file", where=where, hint="name the .onnx file") from None
+    except OSError as e:
+        raise ModelError("cannot be read", where=where, why=str(e.strerror or e)) from None
+    proto = onnx.ModelProto()
+    hint = "export it again, or check that the file was downloaded completely (git-lfs pointers are text)"
+    try:
+        proto.ParseFromString(content)
+    except google.protobuf.message.DecodeError:
+        raise ModelError("is not an ONNX model or is truncated", where=where, hint=hint) from None
+    if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version):
+        raise ModelError("is not an ONNX model", where=where, why="it holds no graph", hint=hint)
+    _check_versions(proto, where)
+    _check_external_data(proto, path)
+    return proto
+
+
+def _check_versions(proto: onnx.ModelProto, where: str) -> None:
+    for opset in proto.opset_import:
+        if opset.domain in ONNX_DOMAINS and opset.version < MIN_OPSET:
+            raise ModelError(
+                f"uses opset {opset.version}",
+                where=where,
+                why=f"opsets before {MIN_OPSET} have other broadcasting rules",
+                hint="upgrade it with onnx.version_converter.convert_version(model, 13)",
+            )
+
+
+def _check_external_data(proto: onnx.ModelProto, path: Path) -> None:
+    folder = path.resolve().parent
+    for tensor in onnx.external_data_helper._get_all_tensors(proto):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {e.key: e.value for e in tensor.external_data}
+        location = entries.get("location", "")
+        file = (folder / location).resolve()
+        where = f"{path}: tensor '{tensor.name}'"
+        if not location or os.path.isabs(location) or not file.is_relative_to(folder):
+            raise ModelError(
+                f"external data '{location}' lies outside the model's folder",
+                where=where,
+                hint="move the data file beside the model and save the model again",
+            )
+        if not file.is_file():
+            raise ModelError(
+                f"external data file '{location}' is missing", where=where, hint=f"put it into {folder}"
+            )
+        _check_extent(entries, file, where)
+
+
+def _check_extent(entries: Mapping[str, str], file: Path, where: str) -> None:
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+    except ValueError:
+        raise ModelError("external data has a malformed offset or length", where=where) from None
+    size = file.stat().st_size
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ModelError(
+            f"external data ends at byte {offset + length}, but '{file.name}' has {size} bytes",
+            where=where,
+            hint="the data file is truncated or belongs to another model",
+        )
+
+
+def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
+    """Build both forms from a parsed model; `path` names it and roots its external data."""
+    try:
+        model = ir.serde.deserialize_model(proto)
+    except (ValueError, TypeError, KeyError, ir.serde.SerdeError) as e:
+        raise ModelError("is not a valid ONNX model", where=str(path), why=_first_line(e)) from e
+    base_dir = path.resolve().parent
+    ir.external_data.set_base_dir(model.graph, base_dir)
+    if not _is_sorted(model):
+        _sort(model, path)
+        proto_sorted = ir.serde.serialize_model(model)
+        types, polymorphic = infer_types(model, proto_sorted)
+    else:
+        types, polymorphic = infer_types(model, proto)
+    importer = _Importer(model, types, polymorphic, str(path), _digest(proto, base_dir))
+    graph = importer.run()
+    return LoadedModel(path, proto, model, graph, tuple(importer.nodes), tuple(importer.values))
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+
+
+def _digest(proto: onnx.ModelProto, base_dir: Path) -> str:
+    """Sha256 over the model; external data enters by name, extent and file size."""
+    digest = hashlib.sha256()
+    digest.update(proto.SerializeToString(deterministic=True))
+    for tensor in onnx.external_data_helper._get_all_tensors(proto):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            location = next((e.value for e in tensor.external_data if e.key == "location"), "")
+            digest.update(f"{location}:{(base_dir / location).stat().st_size}".encode())
+    return digest.hexdigest()
+
+
+def _graphs(model: ir.Model) -> list[ir.Graph | ir.Function]:
+    return [model.graph, *model.functions.values()]
+
+
+def _is_sorted(model: ir.Model) -> bool:
+    return all(_is_scope_sorted(graph, set()) for graph in _graphs(model))
+
+
+def _is_scope_sorted(graph: ir.Graph | ir.Function, done: set[ir.Node]) -> bool:
+    own = set(graph)
+    for node in graph:
+        reads = [v.producer() for v in node.inputs if v is not None]
+        for attr in node.attributes.values():
+            if not attr.is_ref() and attr.type is ir.AttributeType.GRAPH:
+                body = attr.as_graph()
+                if not _is_scope_sorted(body, done):
+                    return False
+                reads += [v.producer() for n in body.all_nodes() for v in n.inputs if v is not None]
+        if any(p is not None and p in own and p not in done for p in reads):
+            return False
+        done.add(node)
+    return True
+
+
+def _sort(model: ir.Model, path: Path) -> None:
+    try:
+        for graph in _graphs(model):
+            graph.sort()
+    except ValueError as e:
+        raise ModelError(
+            "the graph has a cycle", where=str(path), why=str(e), hint="export the model again"
+        ) from e
+
+
+class _Importer:
+    """Walks the onnx_ir model in file order and fills a GraphBuilder."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        types: TypeTable,
+        polymorphic: frozenset[ir.OperatorIdentifier],
+        source: str,
+        digest: str,
+    ) -> None:
+        self.model, self.types, self.polymorphic = model, types, polymorphic
+        opsets = {("" if d == "ai.onnx" else d): v for d, v in model.opset_imports.items()}
+        self.builder = GraphBuilder(source, digest, opsets)
+        self.nodes: list[ir.Node] = []
+        self.values: list[ir.Value] = []
+        self._ids: dict[ir.Value, int] = {}
+        self._functions: dict[ir.OperatorIdentifier, int] = {}
+        self._frozen_scopes: set[int] = set()
+
+    def run(self) -> ModelGraph:
+        main = self.builder.add_scope(ScopeKind.MAIN, self.model.graph.name or "")
+        for key in self.model.functions:
+            name = f"{key[0]}::{key[1]}" + (f":{key[2]}" if key[2] else "")
+            self._functions[key] = self.builder.add_scope(ScopeKind.FUNCTION, name)
+            if key in self.polymorphic:
+                self._frozen_scopes.add(self._functions[key])
+        self._fill(self.model.graph, main, self.model.opset_imports)
+        for key, function in self.model.functions.items():
+            self._fill(function, self._functions[key], function.opset_imports)
+        draft = self.builder.draft()
+        add_typevars(self.builder, draft, self._frozen_scopes)
+        add_boundary_typevars(self.builder, draft, self._frozen_scopes)
+        return self.builder.freeze()
+
+    def _fill(self, graph: ir.Graph | ir.Function, scope: int, opsets: Mapping[str, int]) -> None:
+        is_weight_input = self.model.ir_version < 4
+        initializers = graph.initializers if isinstance(graph, ir.Graph) else {}
+        inputs = []
+        for slot, value in enumerate(graph.inputs):
+            if is_weight_input and value.name in initializers and initializers[value.name] is value:
+                continue
+            inputs.append(self._add(value, scope, ValueKind.INPUT, slot=slot))
+        for value in initializers.values():
+            if value not in self._ids:
+                self._add(value, scope, ValueKind.CONSTANT, tensor=value.const_value)
+        for node in graph:
+            self._add_node(node, scope, opsets)
+        self.builder.close_scope(scope, inputs, [self._id(v, scope) for v in graph.outputs])
+
+    def _id(self, value: ir.Value | None, scope: int) -> int | None:
+        if value is None or not value.name and value.producer() is None:
+            return None
+        if value not in self._ids:  # read but defined nowhere: a sparse initializer, or an invalid model
+            self._add(value, scope, ValueKind.INPUT, container=Container.SPARSE)
+        return self._ids[value]
+
+    def _add(
+        self,
+        value: ir.Value,
+        scope: int,
+        kind: ValueKind,
+        *,
+        producer: int | None = None,
+        slot: int = 0,
+        tensor: Tensor | None = None,
+        container: Container | None = None,
+    ) -> int:
+        dtype, shape, inferred = _neutral(self.types.get(value))
+        self._ids[value] = self.builder.add_value(
+            value.name or "",
+            dtype,
+            shape,
+            scope,
+            kind,
+            producer=producer,
+            slot=slot,
+            container=container or inferred,
+            tensor=tensor,
+        )
+        self.values.append(value)
+        return self._ids[value]
+
+    def _add_node(self, node: ir.Node, scope: int, opsets: Mapping[str, int]) -> None:
+        domain = "" if node.domain in ONNX_DOMAINS else node.domain
+        op = self.builder.add_op(
+            node.name or "",
+            domain,
+            node.op_type,
+            opset_of(node, opsets),
+            scope,
+            [self._id(v, scope) for v in node.inputs],
+            attrs=_attributes(node),
+            metadata=node.metadata_props,
+        )
+        self.nodes.append(node)
+        subscopes: dict[str, int] = {}
+        for attr in node.attributes.values():
+            if attr.is_ref():
+                continue
+            if attr.type is ir.AttributeType.GRAPH:
+                subscopes[attr.name] = self._add_body(attr.as_graph(), attr.name, scope, op, opsets)
+            elif attr.type is ir.AttributeType.GRAPHS:
+                for i, body in enumerate(attr.as_graphs()):
+                    name = f"{attr.name}[{i}]"
+                    subscopes[name] = self._add_body(body, name, scope, op, opsets)
+        constant = _constant_tensor(node)
+        outputs: list[int | None] = []
+        for slot, value in enumerate(node.outputs):
+            if not value.name:
+                outputs.append(None)
+                continue
+            kind = ValueKind.CONSTANT if constant is not None else ValueKind.RESULT
+            outputs.append(self._add(value, scope, kind, producer=op, slot=slot, tensor=constant))
+        self.builder.close_op(
+            op, outputs, subscopes=subscopes, callee=self._functions.get(node.op_identifier())
+        )
+
+    def _add_body(
+        self, body: ir.Graph, name: str, parent: int, owner: int, opsets: Mapping[str, int]
+    ) -> int:
+        scope = self.builder.add_scope(ScopeKind.SUBGRAPH, name, parent, owner)
+        if parent in self._frozen_scopes:
+            self._frozen_scopes.add(scope)
+        self._fill(body, scope, opsets)
+        return scope
+
+
+def _neutral(proto: TypeProto | None) -> tuple[DataType, tuple[Dim, ...] | None, Container]:
+    if proto is None:
+        return DataType.UNKNOWN, None, Container.TENSOR
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type":
+        tensor = proto.tensor_type
+        shape = tuple(map(_dim, tensor.shape.dim)) if tensor.HasField("shape") else None
+        return _data_type(tensor.elem_type), shape, Container.TENSOR
+    if kind == "sequence_type":
+        return _neutral(proto.sequence_type.elem_type)[0], None, Container.SEQUENCE
+    if kind == "optional_type":
+        return _neutral(proto.optional_type.elem_type)[0], None, Container.OPTIONAL
+    if kind == "sparse_tensor_type":
+        return _data_type(proto.sparse_tensor_type.elem_type), None, Container.SPARSE
+    return DataType.OTHER if kind else DataType.UNKNOWN, None, Container.TENSOR
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    kind = dim.WhichOneof("value")
+    if kind == "dim_value":
+        return dim.dim_value
+    return dim.dim_param or None if kind == "dim_param" else None
+
+
+def _data_type(elem_type: int) -> DataType:
+    if elem_type == 0:
+        return DataType.UNKNOWN
+    name = onnx.TensorProto.DataType.Name(onnx.TensorProto.DataType.ValueType(elem_type)).lower()
+    return DataType(name) if name in DataType._value2member_map_ else DataType.OTHER
+
+
+def _attributes(node: ir.Node) -> dict[str, object]:
+    """Attribute values as plain Python, tensors as they are; references to function arguments as '@name'."""
+    plain: dict[str, object] = {}
+    for attr in node.attributes.values():
+        if attr.is_ref():
+            plain[attr.name] = f"@{attr.ref_attr_name}"
+        elif attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            continue
+        else:
+            plain[attr.name] = tuple(attr.value) if isinstance(attr.value, (list, tuple)) else attr.value
+    return plain
+
+
+@dataclass(frozen=True, slots=True)
+class _Literal:
+    """Numbers written directly into a Constant node's attribute."""
+
+    data: npt.NDArray[np.generic]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
+
+    @property
+    def size(self) -> int:
+        return int(self.data.size)
+
+    def numpy(self) -> npt.NDArray[np.generic]:
+        return self.data
+
+
+def _constant_tensor(node: ir.Node) -> Tensor | None:
+    """The numbers of a Constant node; None for other operators and for strings and sparse values."""
+    if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS:
+        return None
+    for attr in node.attributes.values():
+        if attr.is_ref():
+            return None
+        if attr.name == "value":
+            tensor: Tensor = attr.as_tensor()
+            return tensor
+        if attr.name in ("value_float", "value_floats"):
+            return _Literal(np.asarray(attr.value, dtype=np.float32))
+        if attr.name in ("value_int", "value_ints"):
+            return _Literal(np.asarray(attr.value, dtype=np.int64))
+    return None
