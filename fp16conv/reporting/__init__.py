@@ -1,0 +1,1 @@
+"""Reports: one frozen data model, one renderer per file."""

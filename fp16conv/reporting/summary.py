@@ -1,0 +1,142 @@
+"""Condense a model and its plan into report data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from fp16conv.graph import DataType, ModelGraph, Value
+from fp16conv.planning.plan import Decision, PrecisionPlan
+from fp16conv.reporting.report import DecisionSummary, KeptGroup, ModelFacts, Port, Size
+
+__all__ = ["describe_model", "measure_size", "summarize_decisions"]
+
+_EXAMPLES = 8  # labels kept per group
+
+
+def describe_model(
+    graph: ModelGraph,
+    *,
+    path: str | None = None,
+    ir_version: int | None = None,
+    producer: str = "",
+    macs: int | None = None,
+) -> ModelFacts:
+    """List what a model holds.
+
+    Args:
+        graph: the model.
+        path: how to call the model, `graph.source` if None.
+        ir_version: of the file.
+        producer: name and version of the tool that wrote the file.
+        macs: multiply-accumulates of one run, None where unknown.
+
+    Returns:
+        The facts; operators of subgraphs and function bodies are counted once each.
+    """
+    types = Counter(op.key for op in graph.ops)
+    return ModelFacts(
+        path=graph.source if path is None else path,
+        digest=graph.digest,
+        opsets=dict(sorted(graph.opsets.items())),
+        ir_version=ir_version,
+        producer=producer,
+        ops=len(graph.ops),
+        op_types=dict(sorted(types.items(), key=lambda item: (-item[1], item[0]))),
+        inputs=tuple(_port(graph.values[i]) for i in graph.main.inputs if not graph.values[i].is_constant),
+        outputs=tuple(_port(graph.values[i]) for i in graph.main.outputs if i is not None),
+        weights=sum(graph.constants[i].nbytes for i in sorted(graph.constants)),
+        macs=macs,
+    )
+
+
+def _port(value: Value) -> Port:
+    return Port(value.name, value.dtype.value, value.shape)
+
+
+def summarize_decisions(plan: PrecisionPlan, macs: Mapping[int, int] | None = None) -> DecisionSummary:
+    """Count decisions and group what stays FP32 by the rule that says so.
+
+    Args:
+        plan: decisions, casts and saturated constants.
+        macs: multiply-accumulates per operator id, None where unknown. An operator's MACs count as FP16
+            only if all its type variables are FP16.
+
+    Returns:
+        Groups ordered by number of operators, then by rule id. The interface (graph inputs and outputs) is
+        not an operator and appears in no group.
+    """
+    by_op: dict[int, list[Decision]] = {}
+    for decision in plan.decisions:
+        if decision.op is not None:
+            by_op.setdefault(decision.op, []).append(decision)
+    halves = {op: sum(d.dtype is DataType.FLOAT16 for d in found) for op, found in by_op.items()}
+    fp16 = [op for op, found in by_op.items() if halves[op] == len(found)]
+    fp32 = [op for op in by_op if halves[op] == 0]
+    total = sum(macs.values()) if macs else 0
+    share = sum(macs.get(op, 0) for op in fp16) / total if macs and total else None
+    return DecisionSummary(
+        fp16=len(fp16),
+        fp32=len(fp32),
+        mixed=len(by_op) - len(fp16) - len(fp32),
+        verdicts=dict(sorted(Counter(d.verdict.value for d in plan.decisions).items())),
+        casts=len(plan.casts),
+        macs_share=share,
+        kept=_group(
+            (_kept_decision(by_op[op]) for op in sorted(by_op) if halves[op] < len(by_op[op])), macs, total
+        ),
+        saturated=len(plan.saturated),
+    )
+
+
+def _kept_decision(decisions: Iterable[Decision]) -> Decision:
+    """The FP32 decision that speaks for the operator: the first, in the order of the schema."""
+    return next(d for d in decisions if d.dtype is not DataType.FLOAT16)
+
+
+def _group(
+    decisions: Iterable[Decision], macs: Mapping[int, int] | None, total: int
+) -> tuple[KeptGroup, ...]:
+    groups: dict[tuple[str, str], list[Decision]] = {}
+    for decision in decisions:
+        reason = decision.reasons[0] if decision.reasons else None
+        key = (reason.rule, reason.authority.value) if reason else ("planner", "built-in")
+        groups.setdefault(key, []).append(decision)
+    made = []
+    for (rule, authority), members in groups.items():
+        types = Counter(d.op_type for d in members)
+        cost = sum(macs.get(d.op, 0) for d in members if d.op is not None) if macs else 0
+        first = members[0]
+        made.append(
+            KeptGroup(
+                rule=rule,
+                authority=authority,
+                text=first.reasons[0].text if first.reasons else "cheaper in FP32 than with casts around it",
+                count=len(members),
+                op_types=dict(sorted(types.items(), key=lambda item: (-item[1], item[0]))),
+                examples=tuple(d.label for d in members[:_EXAMPLES]),
+                macs_share=cost / total if total else None,
+            )
+        )
+    return tuple(sorted(made, key=lambda g: (-g.count, g.rule, g.authority)))
+
+
+def measure_size(graph: ModelGraph, plan: PrecisionPlan) -> Size:
+    """Bytes of the constants before and after: one copy per precision that reads them.
+
+    A constant read through no type variable (integers, unused ones) keeps its size.
+    """
+    dtype_of = {d.typevar: d.dtype for d in plan.decisions}
+    before = after = 0
+    for index in sorted(graph.constants):
+        tensor = graph.constants[index]
+        before += tensor.nbytes
+        found = (graph.typevar_of_use(use) for use in graph.consumers(index))
+        wanted = {dtype_of.get(t.id, DataType.FLOAT) if t is not None else None for t in found}
+        if graph.values[index].dtype is not DataType.FLOAT or DataType.FLOAT16 not in wanted:
+            after += tensor.nbytes
+        elif wanted == {DataType.FLOAT16}:
+            after += 2 * tensor.size
+        else:
+            after += 2 * tensor.size + tensor.nbytes
+    return Size(before, after)
