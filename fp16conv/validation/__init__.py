@@ -1,0 +1,1 @@
+"""Distance between models: metrics, comparison, attribution of error to operators."""
