@@ -137,7 +137,7 @@ class _Inference:
         self._bind_body_inputs(node)
         graphs = {a.name: a.g for a in proto.attribute if a.HasField("g")} if proto is not None else {}
         for attr in node.attributes.values():
-            if not isinstance(attr, ir.Attr) or attr.is_ref():
+            if attr.is_ref():
                 continue
             if attr.type is ir.AttributeType.GRAPH:
                 self.visit_graph(attr.as_graph(), graphs.get(attr.name), opsets)
@@ -293,13 +293,12 @@ def _is_container(proto: TypeProto) -> bool:
 
 
 def _tensor_type(dtype: ir.DataType, shape: ir.ShapeProtocol | None) -> TypeProto:
-    dims = None if shape is None else [d if isinstance(d, int) else d.value for d in shape]
+    dims = None if shape is None else [d if isinstance(d, int) else d.value for d in shape.dims]
     return onnx.helper.make_tensor_type_proto(int(dtype), dims)
 
 
 def _from_ir(value: ir.Value) -> TypeProto:
-    proto = ir.to_proto(value).type
-    return proto if isinstance(proto, TypeProto) else TypeProto()
+    return ir.to_proto(value).type
 
 
 def _without_shape(proto: TypeProto) -> TypeProto:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import google.protobuf.message
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError
 from onnx import TypeProto
 
 from fp16conv.errors import ModelError
@@ -32,9 +32,6 @@ from fp16conv.graph import (
 )
 
 __all__ = ["LoadedModel", "load_onnx", "read_proto"]
-
-MIN_IR_VERSION = 3
-MIN_OPSET = 7
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,8 @@ def load_onnx(path: str | os.PathLike[str]) -> LoadedModel:
         the model, its graph and the map between them.
 
     Raises:
-        ModelError: the file is missing, not ONNX, truncated, its external data is missing or outside
-            its folder, or it uses an opset before 7.
+        ModelError: the file is missing, not ONNX or truncated, or its external data is missing or outside
+            its folder.
     """
     path = Path(path)
     proto = read_proto(path)
@@ -91,24 +88,12 @@ def read_proto(path: Path) -> onnx.ModelProto:
     hint = "export it again, or check that the file was downloaded completely (git-lfs pointers are text)"
     try:
         proto.ParseFromString(content)
-    except google.protobuf.message.DecodeError:
+    except DecodeError:
         raise ModelError("is not an ONNX model or is truncated", where=where, hint=hint) from None
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version):
         raise ModelError("is not an ONNX model", where=where, why="it holds no graph", hint=hint)
-    _check_versions(proto, where)
     _check_external_data(proto, path)
     return proto
-
-
-def _check_versions(proto: onnx.ModelProto, where: str) -> None:
-    for opset in proto.opset_import:
-        if opset.domain in ONNX_DOMAINS and opset.version < MIN_OPSET:
-            raise ModelError(
-                f"uses opset {opset.version}",
-                where=where,
-                why=f"opsets before {MIN_OPSET} have other broadcasting rules",
-                hint="upgrade it with onnx.version_converter.convert_version(model, 13)",
-            )
 
 
 def _check_external_data(proto: onnx.ModelProto, path: Path) -> None:
@@ -256,7 +241,7 @@ class _Importer:
         initializers = graph.initializers if isinstance(graph, ir.Graph) else {}
         inputs = []
         for slot, value in enumerate(graph.inputs):
-            if is_weight_input and value.name in initializers and initializers[value.name] is value:
+            if is_weight_input and value.is_initializer():
                 continue
             inputs.append(self._add(value, scope, ValueKind.INPUT, slot=slot))
         for value in initializers.values():
