@@ -1,0 +1,1 @@
+"""Measurements that print the tables of the documentation."""

@@ -1,0 +1,1 @@
+"""Real trained models that PyPI packages carry, with data that fits each of them. Used by tests and benchmarks."""
