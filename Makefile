@@ -1,0 +1,53 @@
+# make demo   convert a bundled model, validate it, show its accuracy before and after
+# make test   everything that CI checks
+# Both make their own environment in .venv and reuse it while pyproject.toml and constraints.txt do not change.
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+DEMO := build/demo
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: demo test lint types imports unit models table clean help
+
+help:
+	@sed -n '1,3s/^# //p' Makefile
+
+$(VENV)/.base: pyproject.toml constraints.txt hatch_build.py
+	@test -n "$(PYTHON)" || { echo "fp16conv needs Python 3.11 or newer: make PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PIP) -e '.[test]'
+	@touch $@
+
+demo: $(VENV)/.base
+	@$(BIN)/python samples/demo.py --out $(DEMO)
+
+test: lint types imports unit models
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+imports: $(VENV)/.test
+	$(BIN)/lint-imports --no-logo
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest -m 'not models' -n $(JOBS) --dist worksteal --doctest-modules tests fp16conv
+
+models: $(VENV)/.test
+	$(BIN)/python -m pytest -m models tests/models
+
+# The table of real models in benchmarks/README.md.
+table: $(VENV)/.test
+	$(BIN)/python -m benchmarks.real_models
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
