@@ -1,0 +1,87 @@
+"""The dtype of every value and every use, read off a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp16conv.errors import PlanError
+from fp16conv.graph import DataType, ModelGraph, Use
+from fp16conv.planning.plan import PrecisionPlan
+from fp16conv.rulebook.types import Reason
+
+__all__ = ["Assignment", "assign"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A checked plan as a lookup.
+
+    Args:
+        graph: the graph of the model the plan is for.
+        dtypes: FLOAT or FLOAT16 by type variable id.
+        reasons: the strongest reason by type variable id, None where the plan gives none.
+        saturated: ids of the constants that become +-65504 where FP16 cannot hold them.
+    """
+
+    graph: ModelGraph
+    dtypes: tuple[DataType, ...]
+    reasons: tuple[Reason | None, ...]
+    saturated: frozenset[int]
+
+    def of_value(self, value: int) -> DataType:
+        """The dtype a value gets; constants and values that are not FLOAT keep their own."""
+        typevar = self.graph.typevar_of_value(value)
+        return self.graph.values[value].dtype if typevar is None else self.dtypes[typevar.id]
+
+    def of_use(self, use: Use) -> DataType:
+        """The dtype that is read at `use`; a slot without a type variable keeps its own."""
+        typevar = self.graph.typevar_of_use(use)
+        if typevar is not None:
+            return self.dtypes[typevar.id]
+        value = self.graph.value_at(use)
+        return DataType.UNKNOWN if value is None else value.dtype
+
+    def misfits(self, value: int) -> tuple[Use, ...]:
+        """The uses that read the value in another dtype than it has."""
+        if self.graph.values[value].dtype is not DataType.FLOAT:
+            return ()
+        own = self.of_value(value)
+        return tuple(use for use in self.graph.consumers(value) if self.of_use(use) is not own)
+
+
+def assign(graph: ModelGraph, plan: PrecisionPlan) -> Assignment:
+    """Check a plan against the graph and return it as a lookup.
+
+    Raises:
+        PlanError: the plan belongs to another model, leaves a type variable out, or asks for a dtype
+            that the operator does not admit.
+    """
+    if plan.model_digest != graph.digest:
+        raise PlanError(
+            "the plan was made for another model",
+            where=graph.source,
+            why=f"the plan's digest is {plan.model_digest[:12]}, the model's is {graph.digest[:12]}",
+            hint="make a new plan with `fp16conv plan`",
+        )
+    dtypes: list[DataType | None] = [None] * len(graph.typevars)
+    reasons: list[Reason | None] = [None] * len(graph.typevars)
+    for decision in plan.decisions:
+        where = f"decision for '{decision.label}', type variable {decision.symbol}"
+        if not 0 <= decision.typevar < len(dtypes) or dtypes[decision.typevar] is not None:
+            raise PlanError(f"type variable {decision.typevar} is unknown or decided twice", where=where)
+        if decision.dtype not in (DataType.FLOAT, DataType.FLOAT16):
+            raise PlanError(f"dtype '{decision.dtype}' is neither float nor float16", where=where)
+        if decision.dtype is DataType.FLOAT16 and not graph.typevars[decision.typevar].admits_fp16:
+            raise PlanError("asks for float16, which the operator does not admit here", where=where)
+        dtypes[decision.typevar] = decision.dtype
+        reasons[decision.typevar] = decision.reasons[0] if decision.reasons else None
+    decided = tuple(dtype for dtype in dtypes if dtype is not None)
+    if len(decided) != len(dtypes):
+        missing = graph.typevars[dtypes.index(None)]
+        raise PlanError(
+            f"{len(dtypes) - len(decided)} type variables are not decided",
+            where=graph.source,
+            why=f"the first one is {missing.symbol} (id {missing.id})",
+            hint="make a new plan with `fp16conv plan`",
+        )
+    return Assignment(graph, decided, tuple(reasons), frozenset(plan.saturated))

@@ -1,0 +1,1 @@
+"""The steps of a conversion, one onnx_ir pass per file, in the order `conversion.onnx` runs them."""

@@ -1,0 +1,97 @@
+"""One cast per value and target dtype, right behind the producer, shared by all readers in all scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fp16conv.conversion.assignment import Assignment
+from fp16conv.conversion.passes.annotate_nodes import describe
+from fp16conv.conversion.tensors import retype, to_ir
+from fp16conv.conversion.workspace import Workspace
+from fp16conv.errors import PlanError
+from fp16conv.graph import Container, DataType, ScopeKind, Use, ValueKind
+
+__all__ = ["InsertCastsPass"]
+
+SUFFIX = {DataType.FLOAT: "fp32", DataType.FLOAT16: "fp16"}
+
+
+@dataclass(frozen=True)
+class InsertCastsPass(ir.passes.InPlacePass):
+    """Cast where a reader's type variable differs from the value's.
+
+    The cast of `x` is named `x__fp16` or `x__fp32`. Where a graph output needs the cast, the cast takes
+    the output's name, so that the interface keeps it, and the uncast value gets the suffix.
+    """
+
+    workspace: Workspace
+    assignment: Assignment
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        modified = False
+        for info in self.workspace.graph.values:
+            if info.is_constant:
+                continue  # ConvertConstants served their readers
+            uses = self.assignment.misfits(info.id)
+            if uses:
+                self._insert(info.id, uses)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+    def _insert(self, value: int, uses: Sequence[Use]) -> None:
+        ws = self.workspace
+        info, source = ws.graph.values[value], ws.values[value]
+        own = self.assignment.of_value(value)
+        target = DataType.FLOAT if own is DataType.FLOAT16 else DataType.FLOAT16
+        if info.container is not Container.TENSOR:
+            raise PlanError(
+                f"asks to cast a {info.container}, which ONNX cannot do",
+                where=f"value '{info.name}'",
+                hint="decide one dtype for all operators that hand it on",
+            )
+        cast = ir.Value()
+        if any(use.op is None for use in uses):
+            cast.type, cast.shape = retype(source.type, target), source.shape
+        if any(use.op is None and ws.graph.scopes[use.scope].kind is ScopeKind.MAIN for use in uses):
+            if info.kind is ValueKind.INPUT:
+                raise PlanError(
+                    f"asks for {target} at an output that is the {own} input of the same name",
+                    where=f"value '{info.name}'",
+                    hint="decide one dtype for both",
+                )
+            self._hand_over(source, cast)
+            source.name = ws.names.take(f"{info.name}__{SUFFIX[own]}")
+            cast.name = info.name
+            label = ws.names.take(f"{info.name}__{SUFFIX[target]}")
+        else:
+            cast.name = label = ws.names.take(f"{info.name}__{SUFFIX[target]}")
+        node = ir.Node(
+            "",
+            "Cast",
+            [source],
+            [ir.AttrInt64("to", int(to_ir(target)))],
+            outputs=[cast],
+            name=label,
+            metadata_props=describe(self.assignment, self._cause(value, uses, target)),
+        )
+        ws.insert_after(value, node)
+        for use in uses:
+            ws.redirect(use, cast)
+
+    def _hand_over(self, source: ir.Value, cast: ir.Value) -> None:
+        """What the user wrote about a graph output belongs to the value that bears its name."""
+        cast.doc_string, source.doc_string = source.doc_string, None
+        cast.metadata_props.update(source.metadata_props)
+        source.metadata_props.clear()
+        cast.meta.update(source.meta)
+        source.meta.clear()
+        source.type = source.shape = None
+
+    def _cause(self, value: int, uses: Sequence[Use], target: DataType) -> int | None:
+        """The type variable on the FP32 side: it is the reason for the cast."""
+        graph = self.workspace.graph
+        found = graph.typevar_of_use(uses[0]) if target is DataType.FLOAT else graph.typevar_of_value(value)
+        return None if found is None else found.id

@@ -1,0 +1,252 @@
+"""Saves a converted model: staged beside the target, checked there, then renamed into place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import onnx
+import onnx_ir as ir
+
+from fp16conv.conversion.loss_guard import carry_over
+from fp16conv.conversion.tensors import is_external
+from fp16conv.conversion.workspace import iterate_graphs
+from fp16conv.errors import ConversionError, UsageError
+from fp16conv.frontends.onnx import LoadedModel
+
+__all__ = ["save", "serialize"]
+
+MAX_INLINE = 2**31 - 2**26  # bytes of weights; a protobuf file ends at 2 GiB and also holds the graph
+MIN_EXTERNAL = 1024  # bytes; smaller tensors stay in the file when only the size forces the rest out
+ALIGNMENT = 4096  # bytes, of tensors from 1 MiB on: runtimes map whole pages
+ALIGNED_FROM = 2**20
+
+
+def save(
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    loaded: LoadedModel,
+    *,
+    check: Callable[[Path], None] | None = None,
+) -> tuple[Path, ...]:
+    """Write a converted model atomically.
+
+    The file is first written into a temporary folder beside `path`; only when it is complete and `check` has
+    accepted it there does it get its name. Weights stay inline where they were inline and external where they
+    were external (in one file, `<stem>.data`), unless inline weights exceed 2 GiB. One tensor at a time is in
+    memory beyond what is inline.
+
+    Args:
+        model: what `convert` returned.
+        path: file to write; replaced if it exists.
+        loaded: the model it was converted from.
+        check: called with the staged file; raises what should keep it from being saved.
+
+    Returns:
+        the files written, the model first.
+
+    Raises:
+        UsageError: the target is the input (by any name), its folder is missing or cannot be written, or
+            its data file would replace one that belongs to another model.
+        ConversionError: the disk is full or writing failed; nothing is left behind.
+    """
+    target = Path(path)
+    folder = target.parent
+    _check_target(target, loaded)
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=".fp16conv-", dir=folder))
+    except OSError as e:
+        raise UsageError("cannot be written", where=str(folder), why=e.strerror or str(e)) from e
+    try:
+        staged = staging / target.name
+        data = staging / f"{target.stem}.data"
+        try:
+            _write(model, staged, data, loaded)
+        except OSError as e:
+            raise ConversionError("could not be written", where=str(target), why=e.strerror or str(e)) from e
+        if data.exists():
+            _check_data_target(target, folder / data.name, loaded)
+        if check is not None:
+            check(staged)
+        return _commit([staged, data] if data.exists() else [staged], folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def serialize(model: ir.Model, loaded: LoadedModel) -> onnx.ModelProto:
+    """The converted model as protobuf with all weights inline, what onnx_ir cannot hold carried over."""
+    proto = ir.serde.serialize_model(model)
+    carry_over(loaded.proto, proto)
+    return proto
+
+
+def _check_target(target: Path, loaded: LoadedModel) -> None:
+    folder = target.parent
+    if not folder.is_dir():
+        raise UsageError("no such folder", where=str(folder), hint="create it first")
+    if target.is_dir():
+        raise UsageError("is a folder", where=str(target), hint="name the .onnx file to write")
+    if _is_same(target, loaded.path):
+        raise UsageError(
+            "output and input are the same file", where=str(target), hint="the input is never overwritten"
+        )
+    for source in _data_files(loaded.proto, loaded.path):
+        if _is_same(target, source):
+            raise UsageError("is the input's weight file", where=str(target), hint="choose another name")
+
+
+def _check_data_target(target: Path, data: Path, loaded: LoadedModel) -> None:
+    """A weight file may only be replaced together with the model it belongs to."""
+    if not os.path.lexists(data):
+        return
+    hint = "choose another output name or folder"
+    if any(_is_same(data, source) for source in _data_files(loaded.proto, loaded.path)):
+        raise UsageError("is the input's weight file", where=str(data), hint=hint)
+    owner = onnx.ModelProto()
+    with contextlib.suppress(OSError, ValueError, onnx.checker.ValidationError):
+        owner = onnx.load(target, load_external_data=False)
+    if not any(_is_same(data, file) for file in _data_files(owner, target)):
+        raise UsageError("exists and belongs to another model", where=str(data), hint=hint)
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    """Whether both names lead to one file, through symbolic or hard links too."""
+    try:
+        return first.samefile(second)
+    except OSError:
+        return first.resolve() == second.resolve()
+
+
+def _data_files(proto: onnx.ModelProto, path: Path) -> set[Path]:
+    folder = path.resolve().parent
+    return {
+        folder / entry.value
+        for tensor in onnx.external_data_helper._get_all_tensors(proto)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def _commit(staged: list[Path], folder: Path) -> tuple[Path, ...]:
+    """Rename the weights first, so that the model never names weights that are not there."""
+    final = [folder / file.name for file in staged]
+    created = [file for file in final if not os.path.lexists(file)]
+    try:
+        for source, destination in reversed(list(zip(staged, final, strict=True))):
+            os.replace(source, destination)
+    except OSError as e:
+        for file in created:
+            file.unlink(missing_ok=True)
+        raise ConversionError("could not be written", where=str(final[0]), why=e.strerror or str(e)) from e
+    return tuple(final)
+
+
+def _write(model: ir.Model, path: Path, data: Path, loaded: LoadedModel) -> None:
+    slots = _chosen(model)
+    placed: list[tuple[_Slot, ir.TensorProtocol]] = []
+    try:
+        if slots:
+            with data.open("wb") as file:
+                for slot in slots:
+                    tensor = slot.get()
+                    external = _append(tensor, file, data)
+                    placed.append((slot, tensor))
+                    slot.set(external)
+                _sync(file)
+        content = serialize(model, loaded).SerializeToString(deterministic=True)
+    finally:
+        for slot, tensor in placed:
+            slot.set(tensor)
+    with path.open("wb") as file:
+        file.write(content)
+        _sync(file)
+
+
+def _append(tensor: ir.TensorProtocol, file: BinaryIO, data: Path) -> ir.ExternalTensor:
+    offset = file.tell()
+    if tensor.nbytes >= ALIGNED_FROM and offset % ALIGNMENT:
+        offset += file.write(bytes(ALIGNMENT - offset % ALIGNMENT))
+    if hasattr(tensor, "tofile"):
+        tensor.tofile(file)
+    else:
+        file.write(tensor.tobytes())
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()
+    return ir.ExternalTensor(
+        data.name,
+        offset,
+        file.tell() - offset,
+        tensor.dtype,
+        shape=ir.Shape([int(d) for d in tensor.shape.numpy()]),
+        name=tensor.name or "",
+        doc_string=tensor.doc_string,
+        metadata_props=dict(tensor.metadata_props),
+        base_dir=data.parent,
+    )
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+class _Slot(Protocol):
+    """A place in the model that holds a tensor."""
+
+    def get(self) -> ir.TensorProtocol: ...
+
+    def set(self, tensor: ir.TensorProtocol) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Initializer:
+    value: ir.Value
+
+    def get(self) -> ir.TensorProtocol:
+        assert self.value.const_value is not None
+        return self.value.const_value
+
+    def set(self, tensor: ir.TensorProtocol) -> None:
+        self.value.const_value = tensor
+
+
+@dataclass(frozen=True)
+class _Attribute:
+    node: ir.Node
+    name: str
+
+    def get(self) -> ir.TensorProtocol:
+        return self.node.attributes[self.name].as_tensor()
+
+    def set(self, tensor: ir.TensorProtocol) -> None:
+        doc_string = self.node.attributes[self.name].doc_string
+        attr = ir.Attr(self.name, ir.AttributeType.TENSOR, tensor, doc_string=doc_string)
+        self.node.attributes[self.name] = attr
+
+
+def _slots(model: ir.Model) -> Iterator[_Slot]:
+    for graph in iterate_graphs(model):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield _Initializer(value)
+        for node in graph:
+            for attr in node.attributes.values():
+                if not attr.is_ref() and attr.type is ir.AttributeType.TENSOR:
+                    yield _Attribute(node, attr.name)
+
+
+def _chosen(model: ir.Model) -> list[_Slot]:
+    """The tensors that go into the data file."""
+    slots = [slot for slot in _slots(model) if slot.get().dtype is not ir.DataType.STRING]
+    external = [slot for slot in slots if is_external(slot.get())]
+    inline = [slot for slot in slots if not is_external(slot.get())]
+    if sum(slot.get().nbytes for slot in inline) <= MAX_INLINE:
+        return external
+    return [slot for slot in slots if slot in external or slot.get().nbytes >= MIN_EXTERNAL]

@@ -1,0 +1,66 @@
+"""Tensors and types that change precision: lazy, so that memory never holds more than one."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from fp16conv.graph import DataType
+from fp16conv.half import saturate
+
+__all__ = ["Fp16Tensor", "is_external", "retype", "to_ir"]
+
+
+class Fp16Tensor(ir.LazyTensor):
+    """An FP32 tensor read as FP16; converted anew each time it is read, nothing is cached.
+
+    Args:
+        source: the FP32 tensor.
+        saturating: set what FP16 cannot hold to +-65504 (for constants that act as infinity only).
+    """
+
+    __slots__ = ("saturating", "source")
+
+    def __init__(self, source: ir.TensorProtocol, *, saturating: bool) -> None:
+        super().__init__(
+            self._convert,
+            ir.DataType.FLOAT16,
+            ir.Shape([int(d) for d in source.shape.numpy()]),
+            name=source.name,
+            doc_string=source.doc_string,
+            metadata_props=dict(source.metadata_props),
+        )
+        self.source = source
+        self.saturating = saturating
+
+    def _convert(self) -> ir.TensorProtocol:
+        numbers = np.asarray(self.source.numpy())
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = saturate(numbers) if self.saturating else numbers.astype(np.float16)
+        del numbers
+        if isinstance(self.source, ir.ExternalTensor):
+            self.source.release()  # else every weight read so far stays mapped
+        return ir.Tensor(rounded)
+
+
+def is_external(tensor: ir.TensorProtocol | None) -> bool:
+    """Whether the numbers come from an external data file."""
+    if isinstance(tensor, Fp16Tensor):
+        return is_external(tensor.source)
+    return isinstance(tensor, ir.ExternalTensor)
+
+
+def to_ir(dtype: DataType) -> ir.DataType:
+    """The onnx_ir element type of FLOAT or FLOAT16."""
+    return ir.DataType.FLOAT16 if dtype is DataType.FLOAT16 else ir.DataType.FLOAT
+
+
+def retype(old: ir.TypeProtocol | None, dtype: DataType) -> ir.TypeProtocol | None:
+    """The same type (tensor, sequence, optional) around another element type; a new object."""
+    if old is None:
+        return None
+    if isinstance(old, (ir.SequenceType, ir.OptionalType)):
+        inner = retype(old.elem_type, dtype)
+        return type(old)(inner if inner is not None else old.elem_type, denotation=old.denotation)
+    kind = ir.SparseTensorType if isinstance(old, ir.SparseTensorType) else ir.TensorType
+    return kind(to_ir(dtype), denotation=old.denotation)
