@@ -5,28 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
-import onnx.parser
 import onnx_ir as ir
+from onnx import ModelProto, TensorProto, helper
 
 from fp16conv.execution.emulator import emulate_model
-from fp16conv.execution.runtime import Runtime, RuntimeFailure
+from fp16conv.execution.failures import RuntimeFailure
+from fp16conv.execution.runtime import Runtime
 
 __all__ = ["ProbeResult", "probe_cuda", "probe_emulator"]
-
-# x * 100 * 1000 * 1e-3: the second product is beyond 65504 for x = 1. ONNX Runtime's CPU provider keeps
-# the chain in FP32 and prints 100; real FP16 gives infinity.
-_PROBE = """
-<ir_version: 8, opset_import: ["" : 17]>
-probe (float16[2] x) => (float[2] y)
-<float16 a = {100.0}, float16 b = {1000.0}, float16 c = {0.001}>
-{
-  xa = Mul(x, a)
-  xb = Mul(xa, b)
-  xc = Mul(xb, c)
-  y = Cast<to = 1>(xc)
-}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +23,34 @@ class ProbeResult:
     detail: str
 
 
+def _probe_model() -> ModelProto:
+    """An FP16 model of x * 100 * 1000 * 0.001: the second product is beyond 65504 for x = 1.
+
+    ONNX Runtime's CPU provider keeps the chain in FP32 and prints 100; real FP16 gives infinity.
+    """
+    half, single = TensorProto.FLOAT16, TensorProto.FLOAT
+    factors = {"a": 100.0, "b": 1000.0, "c": 0.001}
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "a"], ["xa"]),
+            helper.make_node("Mul", ["xa", "b"], ["xb"]),
+            helper.make_node("Mul", ["xb", "c"], ["xc"]),
+            helper.make_node("Cast", ["xc"], ["y"], to=single),
+        ],
+        "probe",
+        [helper.make_tensor_value_info("x", half, [2])],
+        [helper.make_tensor_value_info("y", single, [2])],
+        [helper.make_tensor(name, half, [], [factor]) for name, factor in factors.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 def probe_emulator() -> ProbeResult:
     """Emulate a model that overflows only in honest FP16 and check that it does.
 
     Never raises for a runtime that does not work: that is the answer.
     """
-    model = ir.from_proto(onnx.parser.parse_model(_PROBE))
+    model = ir.from_proto(_probe_model())
     try:
         with Runtime() as runtime:
             emulated = runtime.load(emulate_model(model))
@@ -64,7 +72,7 @@ def probe_cuda() -> ProbeResult:
             facts = runtime.describe()
             if "CUDAExecutionProvider" not in facts["providers"]:
                 return ProbeResult(False, "this build of ONNX Runtime has no CUDA provider")
-            session = runtime.load(onnx.parser.parse_model(_PROBE).SerializeToString())
+            session = runtime.load(_probe_model().SerializeToString())
             runtime.run(session, {"x": np.ones(2, np.float16)})
             return ProbeResult(True, f"ONNX Runtime {facts['version']}, CUDA")
     except RuntimeFailure as failure:

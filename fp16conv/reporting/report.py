@@ -16,6 +16,7 @@ from typing import ClassVar
 __all__ = [
     "Accuracy",
     "AnalyzeReport",
+    "Backend",
     "Check",
     "ConvertReport",
     "DecisionSummary",
@@ -268,13 +269,14 @@ class OutputCheck:
         cosine: cosine similarity.
         top1: share of rows whose arg max agrees, None where that means nothing.
         new_nan, new_inf: elements that are NaN or infinite only in the candidate.
-        changed: integer (or boolean) elements that differ.
+        changed: integer, boolean or string elements that differ.
         limit: the bound of the verdict, `rtol + atol * sqrt(n) / ||reference||2`, in units of rel_l2.
         ok: the verdict.
+        problems: why not, one sentence each.
     """
 
     name: str
-    dtype: str
+    kind: str
     ok: bool
     rel_l2: float | None = None
     max_abs: float | None = None
@@ -286,15 +288,14 @@ class OutputCheck:
     changed: int = 0
     elements: int = 0
     limit: float | None = None
-    note: str = ""
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Task accuracy on the labels the user gave (share of correct arg max)."""
+    """Task accuracy on the labels the user gave (share of rows whose arg max is right)."""
 
     output: str
-    samples: int
     reference: float
     candidate: float
 
@@ -310,23 +311,42 @@ class OperatorError:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationResult:
-    """Verdict of a comparison, with the backend that computed it.
+class Backend:
+    """The comparison on one backend.
 
     Args:
-        backend: e.g. `emulated FP16 (ONNX Runtime CPU)` or `CUDA`.
-        limits: what this backend cannot show, one sentence.
-        culprits: operators that add most of the error, worst first (when attributed).
+        name: `emulated` or `cuda`.
+        description: what ran the models.
+        limits: what this backend cannot show, one sentence each.
+        fallbacks: operators that ran on another device than asked for.
     """
 
-    backend: str
-    limits: str
+    name: str
+    description: str
+    ok: bool
+    outputs: tuple[OutputCheck, ...]
+    limits: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationResult:
+    """Verdict of a comparison.
+
+    Args:
+        backends: one or more, the deciding one first.
+        accuracy: per output that fits the labels, on the deciding backend.
+        culprits: operators that add most of the error, worst first (when attributed).
+        notes: what was skipped and why.
+    """
+
     rtol: float
     atol: float
     ok: bool
-    outputs: tuple[OutputCheck, ...]
-    accuracy: Accuracy | None = None
+    backends: tuple[Backend, ...]
+    accuracy: tuple[Accuracy, ...] = ()
     culprits: tuple[OperatorError, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

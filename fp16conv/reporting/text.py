@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from fp16conv.reporting.layout import Line, Style, heading, line, to_text, wrap
 from fp16conv.reporting.report import (
     AnalyzeReport,
+    Backend,
     ConvertReport,
     DecisionSummary,
     Evidence,
@@ -320,28 +321,15 @@ def _repairs(repairs: Sequence[Repair]) -> list[Line]:
 def _validation(result: ValidationResult | None, full: bool) -> list[Line]:
     if result is None:
         return _field("Validated", "no", Style.WARN)
-    verdict = ("within tolerance", Style.GOOD) if result.ok else ("tolerance missed", Style.BAD)
-    text = f"{verdict[0]} (rtol {result.rtol:g}, atol {result.atol:g}), {result.backend}"
-    lines = _field("Validated", text, verdict[1])
-    if result.limits:
-        lines += _field("", result.limits, Style.DIM)
-    if result.accuracy is not None:
-        accuracy = result.accuracy
-        text = (
-            f"{format_share(accuracy.reference)} -> {format_share(accuracy.candidate)} "
-            f"on {plural(accuracy.samples, 'labelled sample')}"
-        )
-        lines += _field("Accuracy", text)
-    lines += [
-        line(),
-        heading(f"{'Output':<28}{'rel. L2':>9}{'limit':>9}{'max abs':>9}{'SNR dB':>8}{'top-1':>8}  verdict"),
-    ]
-    ordered = sorted(result.outputs, key=lambda o: o.ok)
-    shown = ordered if full else ordered[:_OUTPUTS]
-    for output in shown:
-        lines += _output(output)
-    if len(ordered) > len(shown):
-        lines.append(line((f"{len(ordered) - len(shown)} more outputs: see -v or --format json", Style.DIM)))
+    verdict, style = ("within tolerance", Style.GOOD) if result.ok else ("tolerance missed", Style.BAD)
+    lines = _field("Validated", f"{verdict} (rtol {result.rtol:g}, atol {result.atol:g})", style)
+    for accuracy in result.accuracy:
+        before, after = format_share(accuracy.reference), format_share(accuracy.candidate)
+        lines += _field("Accuracy", f"{before} -> {after} (FP32 -> FP16, output {accuracy.output})")
+    for note in result.notes:
+        lines += _field("Note", note, Style.DIM)
+    for backend in result.backends:
+        lines += _backend(backend, full)
     if result.culprits:
         lines += [line(), heading("Operators that add most of the error")]
         for culprit in result.culprits if full else result.culprits[:_GROUPS]:
@@ -350,7 +338,26 @@ def _validation(result: ValidationResult | None, full: bool) -> list[Line]:
     return lines
 
 
-def _output(output: OutputCheck) -> list[Line]:
+def _backend(backend: Backend, full: bool) -> list[Line]:
+    lines = _field("Computed by", backend.description)
+    for limit in backend.limits:
+        lines += _field("", limit, Style.DIM)
+    if backend.fallbacks:
+        names = _names(backend.fallbacks, _NAMES, len(backend.fallbacks))
+        lines += _field("Not on device", f"{plural(len(backend.fallbacks), 'operator')}: {names}", Style.BAD)
+    numbers = f"{'rel. L2':>9}{'limit':>9}{'max abs':>9}{'SNR dB':>8}{'top-1':>8}  verdict"
+    lines += [line(), heading(f"{'Output':<28}{numbers}")]
+    ordered = sorted(backend.outputs, key=lambda o: o.ok)
+    shown = ordered if full else ordered[:_OUTPUTS]
+    for output in shown:
+        lines += _output(output, full)
+    if len(ordered) > len(shown):
+        more = plural(len(ordered) - len(shown), "more output")
+        lines.append(line((f"{more}: see -v or --format json", Style.DIM)))
+    return lines
+
+
+def _output(output: OutputCheck, full: bool) -> list[Line]:
     name = clip(sanitize(output.name), 27, keep_end=True)
     name += " " * (28 - display_width(name))
     snr = "-" if output.snr_db is None else f"{output.snr_db:.1f}"
@@ -360,17 +367,6 @@ def _output(output: OutputCheck) -> list[Line]:
         f"{snr:>8}{top1:>8}  "
     )
     verdict = ("ok", Style.GOOD) if output.ok else ("missed", Style.BAD)
-    faults = []
-    if output.new_nan or output.new_inf:
-        faults.append(
-            f"{output.new_nan} new NaN, {output.new_inf} new infinite of {plural(output.elements, 'element')}"
-        )
-    if output.changed:
-        faults.append(f"{output.changed} of {plural(output.elements, 'integer')} changed")
-    if output.note:
-        faults.append(output.note)
+    rows = wrap("; ".join(output.problems), WIDTH, indent="  ", limit=None if full else 2)
     lines = [line(name, numbers, verdict)]
-    style = Style.DIM if output.ok else Style.BAD
-    return lines + [
-        line((row, style)) for row in wrap("; ".join(faults), WIDTH, indent="  ", limit=2) if faults
-    ]
+    return lines + [line((row, Style.BAD)) for row in rows if output.problems]

@@ -1,0 +1,80 @@
+"""fp16conv: decide per operator what runs in FP16, insert the casts, prove the result, say why.
+
+The names below are loaded on first use, so that importing the package costs nothing.
+
+Example:
+    >>> import fp16conv
+    >>> report = fp16conv.analyze("model.onnx", data=["batches/"])        # doctest: +SKIP
+    >>> fp16conv.convert("model.onnx", "model.fp16.onnx").output.nbytes   # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fp16conv.api import analyze, convert, load, plan, validate
+    from fp16conv.errors import Fp16convError
+    from fp16conv.graph import DataType, ModelGraph, RangeFact
+    from fp16conv.planning.plan import Cast, Decision, PrecisionPlan
+    from fp16conv.reporting.report import AnalyzeReport, ConvertReport, Finding, Report, ValidateReport
+    from fp16conv.rulebook.types import Reason, Verdict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AnalyzeReport",
+    "Cast",
+    "ConvertReport",
+    "DataType",
+    "Decision",
+    "Finding",
+    "Fp16convError",
+    "ModelGraph",
+    "PrecisionPlan",
+    "RangeFact",
+    "Reason",
+    "Report",
+    "ValidateReport",
+    "Verdict",
+    "__version__",
+    "analyze",
+    "convert",
+    "load",
+    "plan",
+    "validate",
+]
+
+_HOME = {
+    "AnalyzeReport": "fp16conv.reporting.report",
+    "Cast": "fp16conv.planning.plan",
+    "ConvertReport": "fp16conv.reporting.report",
+    "DataType": "fp16conv.graph",
+    "Decision": "fp16conv.planning.plan",
+    "Finding": "fp16conv.reporting.report",
+    "Fp16convError": "fp16conv.errors",
+    "ModelGraph": "fp16conv.graph",
+    "PrecisionPlan": "fp16conv.planning.plan",
+    "RangeFact": "fp16conv.graph",
+    "Reason": "fp16conv.rulebook.types",
+    "Report": "fp16conv.reporting.report",
+    "ValidateReport": "fp16conv.reporting.report",
+    "Verdict": "fp16conv.rulebook.types",
+    "analyze": "fp16conv.api",
+    "convert": "fp16conv.api",
+    "load": "fp16conv.api",
+    "plan": "fp16conv.api",
+    "validate": "fp16conv.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,61 @@
+"""`fp16conv analyze`: an audit on one screen."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp16conv.cli.environment import Environment
+from fp16conv.cli.options import (
+    api_arguments,
+    decision_flags,
+    format_flag,
+    input_flags,
+    level_flags,
+    rebuild_command,
+)
+from fp16conv.cli.terminal import print_report, show_progress
+
+__all__ = ["command"]
+
+
+_HELP = """Audit MODEL: what can run in FP16, what stays FP32 and why, size, predicted speed. Edits nothing.
+
+\b
+Examples:
+  fp16conv analyze model.onnx
+  fp16conv analyze model.onnx --data batches/ --device t4
+  fp16conv analyze model.onnx --shape image=8x3x224x224 --input-range image=0:1
+  fp16conv analyze model.onnx --profile half --format json > report.json
+
+Exits with 1 only if a finding has severity error (the model cannot be converted, or its FP32
+run is broken already). That plain model.half() would break it is a warning.
+
+\b
+Known limitations: speed is a roofline estimate, not a measurement. Without
+--data the ranges come from synthetic inputs, which may miss what real ones do.
+"""
+
+
+@click.command("analyze", help=_HELP)
+@click.argument("model")
+@input_flags
+@decision_flags
+@format_flag
+@level_flags
+@click.pass_obj
+def command(env: Environment, /, model: str, form: str, **flags: Any) -> int:
+    """Run the verb."""
+    with show_progress(env) as progress:
+        report = env.api.analyze(model, progress=progress, **api_arguments(flags))
+    if not report.next_command and report.ok:
+        output = str(Path(model).with_suffix(".fp16.onnx"))
+        handed_on = {key: value for key, value in flags.items() if key != "memory_limit"}
+        report = dataclasses.replace(
+            report, next_command=rebuild_command("convert", [model, "-o", output], handed_on)
+        )
+    print_report(report, form, env)
+    return 0 if report.ok else 1

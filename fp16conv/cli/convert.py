@@ -1,0 +1,85 @@
+"""`fp16conv convert`: the whole way from an FP32 file to a proven FP16 file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fp16conv.cli.environment import Environment
+from fp16conv.cli.options import (
+    api_arguments,
+    decision_flags,
+    format_flag,
+    input_flags,
+    level_flags,
+    tolerance_flags,
+)
+from fp16conv.cli.terminal import print_report, show_progress
+
+__all__ = ["command"]
+
+
+_HELP = """Convert MODEL: decide, insert the casts, verify, compare with FP32, save.
+
+The output passes the checker, strict type inference, a load in ONNX Runtime and a comparison under
+honest FP16 before it gets its name. If it misses the tolerance, the operators that add most of the error
+go back to FP32; if that does not help, nothing is written and the exit code is 1.
+
+\b
+Examples:
+  fp16conv convert model.onnx -o model.fp16.onnx --data batches/
+  fp16conv convert model.onnx -o out.onnx --keep-fp32 '/decoder/*' --tolerance 0.005
+  fp16conv convert model.onnx -o out.onnx --plan plan.json
+  fp16conv convert digits.onnx -o out.onnx --data digits.npz --labels labels
+
+\b
+Known limitations: without CUDA the FP16 run is emulated (every FP16 tensor
+is rounded; sums inside one operator stay FP32). Without --data the inputs
+are synthetic.
+"""
+
+
+@click.command("convert", help=_HELP)
+@click.argument("model")
+@click.option("-o", "--output", required=True, metavar="OUT.onnx", help="Where to write; never the input.")
+@click.option("--plan", metavar="PLAN.json", help="Apply this plan instead of making one.")
+@input_flags
+@decision_flags
+@tolerance_flags
+@click.option(
+    "--allow-out-of-tolerance", is_flag=True, help="Write the file even if it misses the tolerance."
+)
+@click.option("--no-repair", is_flag=True, help="Do not move operators back to FP32 to meet the tolerance.")
+@click.option("--no-validate", is_flag=True, help="Skip the comparison with the FP32 model.")
+@format_flag
+@level_flags
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    model: str,
+    output: str,
+    form: str,
+    no_repair: bool,
+    no_validate: bool,
+    **flags: Any,
+) -> int:
+    """Run the verb."""
+    env = ctx.find_object(Environment)
+    assert env is not None
+    if flags["plan"] is not None:
+        _refuse_decisions(ctx)
+    arguments = api_arguments(flags) | {"repair": not no_repair, "validate": not no_validate}
+    with show_progress(env) as progress:
+        report = env.api.convert(model, output, progress=progress, **arguments)
+    print_report(report, form, env)
+    return 0 if report.ok else 1
+
+
+def _refuse_decisions(ctx: click.Context) -> None:
+    """A plan holds all decisions: flags that would change them are a contradiction, not a preference."""
+    for name in ("profile", "target", "keep_fp32", "force_fp16", "rules", "keep_io_types"):
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} has no effect beside --plan: change it in the plan.", ctx)

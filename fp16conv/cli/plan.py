@@ -1,0 +1,61 @@
+"""`fp16conv plan`: the decisions as a file."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+
+import fp16conv
+from fp16conv.cli.environment import Environment
+from fp16conv.cli.options import api_arguments, decision_flags, format_flag, input_flags, level_flags
+from fp16conv.cli.terminal import print_report, print_text, show_progress
+
+__all__ = ["command"]
+
+
+_HELP = """Decide what runs in FP16 in MODEL and write the plan: decisions with reasons, casts, options.
+
+Edit it and hand it to `fp16conv convert --plan`. Without -o the plan goes to stdout; with -o stdout
+carries a summary in the form of --format.
+
+\b
+Examples:
+  fp16conv plan model.onnx -o plan.json
+  fp16conv plan model.onnx --keep-fp32 'type:Softmax' --keep-fp32 '/head/*' > plan.json
+  fp16conv convert model.onnx -o model.fp16.onnx --plan plan.json
+
+Known limitation: a plan belongs to the exact model it was made for.
+"""
+
+
+@click.command("plan", help=_HELP)
+@click.argument("model")
+@click.option("-o", "--output", metavar="PLAN.json", help="Where to write the plan; stdout if not given.")
+@input_flags
+@decision_flags
+@format_flag
+@level_flags
+@click.pass_obj
+def command(env: Environment, /, model: str, output: str | None, form: str, **flags: Any) -> int:
+    """Run the verb."""
+    with show_progress(env) as progress:
+        plan = env.api.plan(model, progress=progress, **api_arguments(flags))
+    if output is None:
+        print_text(env.api.dump_plan(plan))
+        return 0
+    env.api.save_plan(plan, output)
+    from fp16conv.reporting.report import PlanReport
+    from fp16conv.reporting.summary import summarize_decisions
+
+    report = PlanReport(
+        tool_version=fp16conv.__version__,
+        options=dict(plan.options),
+        model_path=model,
+        plan_path=output,
+        decisions=summarize_decisions(plan),
+        next_command=shlex.join(["fp16conv", "convert", model, "-o", "OUT.onnx", "--plan", output]),
+    )
+    print_report(report, form, env)
+    return 0

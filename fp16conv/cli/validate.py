@@ -1,0 +1,46 @@
+"""`fp16conv validate`: compare two models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fp16conv.cli.environment import Environment
+from fp16conv.cli.options import api_arguments, format_flag, input_flags, level_flags, tolerance_flags
+from fp16conv.cli.terminal import print_report, show_progress
+
+__all__ = ["command"]
+
+
+_HELP = """Run REFERENCE in FP32 and CANDIDATE in honest FP16 on the same inputs and compare the outputs.
+
+An output passes if ||d||2 <= rtol * ||reference||2 + atol * sqrt(n), with no new NaN or infinity and
+integers unchanged. Exits with 1 if one does not pass, with 5 if the comparison could not run.
+
+\b
+Examples:
+  fp16conv validate model.onnx model.fp16.onnx --data batches/
+  fp16conv validate model.onnx model.fp16.onnx --data test.npz --labels labels --format json
+  fp16conv validate model.onnx model.fp16.onnx --provider cuda --rtol 0.005
+
+\b
+Known limitations: without CUDA the FP16 run is emulated: every FP16 tensor is
+rounded, sums inside one operator stay FP32. Synthetic inputs prove little.
+"""
+
+
+@click.command("validate", help=_HELP)
+@click.argument("reference")
+@click.argument("candidate")
+@input_flags
+@tolerance_flags
+@format_flag
+@level_flags
+@click.pass_obj
+def command(env: Environment, /, reference: str, candidate: str, form: str, **flags: Any) -> int:
+    """Run the verb."""
+    with show_progress(env) as progress:
+        report = env.api.validate(reference, candidate, progress=progress, **api_arguments(flags))
+    print_report(report, form, env)
+    return 0 if report.ok else 1

@@ -1,0 +1,16 @@
+"""The formats a report can be rendered in: one file each, one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fp16conv.reporting.json import render_json
+from fp16conv.reporting.report import Report
+from fp16conv.reporting.text import render_text
+
+__all__ = ["RENDERERS"]
+
+RENDERERS: Mapping[str, Callable[[Report], str]] = {
+    "text": render_text,
+    "json": render_json,
+}
