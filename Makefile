@@ -8,6 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 DEMO := build/demo
+SAMPLE := samples/digits_transformer.onnx
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .PHONY: demo test lint types imports unit models table clean help
@@ -26,7 +27,12 @@ $(VENV)/.test: $(VENV)/.base
 	@touch $@
 
 demo: $(VENV)/.base
-	@$(BIN)/python samples/demo.py --out $(DEMO)
+	@mkdir -p $(DEMO)
+	$(BIN)/fp16conv analyze $(SAMPLE) --data samples/digits_calibration.npz
+	$(BIN)/fp16conv convert $(SAMPLE) -o $(DEMO)/digits.fp16.onnx --data samples/digits_calibration.npz
+	$(BIN)/fp16conv validate $(SAMPLE) $(DEMO)/digits.fp16.onnx --data samples/digits_test.npz --labels labels
+	@printf '\nThe converted model is %s; accuracy before and after is above.\n' $(DEMO)/digits.fp16.onnx
+	@printf 'Next, with a model of your own:\n\n    %s analyze MODEL.onnx\n\n' $(BIN)/fp16conv
 
 test: lint types imports unit models
 

@@ -146,8 +146,7 @@ def main() -> None:
     )
     calibration = HERE / "digits_calibration.npz"
     np.savez_compressed(calibration, image=train_x[:CALIBRATION_ROWS])
-    np.savez_compressed(HERE / "digits_test.npz", image=test_x)
-    np.savez_compressed(HERE / "digits_labels.npz", labels=test_y)
+    np.savez_compressed(HERE / "digits_test.npz", image=test_x, labels=test_y)
     for name, build, epochs in (("digits_cnn", ConvNet, 40), ("digits_transformer", Transformer, 80)):
         torch.manual_seed(SEED)
         model = build()
