@@ -61,3 +61,8 @@ class PrecisionPlan:
     casts: tuple[Cast, ...]
     saturated: Mapping[int, Reason] = field(default_factory=dict)
     predicted: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def dtypes(self) -> dict[int, DataType]:
+        """Precision per type variable id."""
+        return {decision.typevar: decision.dtype for decision in self.decisions}
