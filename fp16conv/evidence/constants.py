@@ -81,14 +81,16 @@ def summarize_constants(graph: ModelGraph) -> dict[int, RangeSummary]:
 
 
 def attribute_facts(graph: ModelGraph) -> dict[tuple[int, str], RangeFact]:
-    """Facts about the floating numbers in operator attributes (`alpha`, `epsilon`, `value_float` ...).
+    """Facts about the floating numbers in operator attributes (`alpha`, `epsilon`, `min` ...).
+
+    Those of Constant nodes are left out: they are the numbers of the node's value.
 
     Returns:
         (op id, attribute name) -> fact with origin `constant`.
     """
     facts: dict[tuple[int, str], RangeFact] = {}
     for op in graph.ops:
-        for name in sorted(op.attrs):
+        for name in sorted(op.attrs) if op.op_type != "Constant" else ():
             array = _floats_of(op.attrs[name])
             if array is not None and (fact := _summarize(array).fact(Origin.CONSTANT)) is not None:
                 facts[op.id, name] = fact

@@ -9,7 +9,11 @@ import pytest
 from fp16conv.evidence.constants import attribute_facts, constant_facts, fold_constants, summarize_constants
 from fp16conv.graph import DataType, GraphBuilder, ModelGraph, Origin, ScopeKind, Use, ValueKind
 
-DTYPES = {np.dtype(np.float32): DataType.FLOAT, np.dtype(np.int64): DataType.INT64, np.dtype(np.int8): DataType.INT8}
+DTYPES = {
+    np.dtype(np.float32): DataType.FLOAT,
+    np.dtype(np.int64): DataType.INT64,
+    np.dtype(np.int8): DataType.INT8,
+}
 
 
 class ArrayTensor:
@@ -42,18 +46,27 @@ class Sketch:
         array = np.asarray(array)
         dtype = DTYPES[array.dtype]
         value = self.builder.add_value(
-            f"c{len(self.dtype)}", dtype, array.shape, self.main, ValueKind.CONSTANT, tensor=ArrayTensor(array)
+            f"c{len(self.dtype)}",
+            dtype,
+            array.shape,
+            self.main,
+            ValueKind.CONSTANT,
+            tensor=ArrayTensor(array),
         )
         self.dtype[value] = dtype
         return value
 
     def input(self, shape: tuple[int, ...]) -> int:
-        value = self.builder.add_value(f"x{len(self.dtype)}", DataType.FLOAT, shape, self.main, ValueKind.INPUT)
+        value = self.builder.add_value(
+            f"x{len(self.dtype)}", DataType.FLOAT, shape, self.main, ValueKind.INPUT
+        )
         self.dtype[value] = DataType.FLOAT
         self.builder.add_typevar(None, self.main, "input:x", [], [value], True)
         return value
 
-    def op(self, op_type: str, inputs: Sequence[int | None], dtype: DataType = DataType.FLOAT, **attrs: Any) -> int:
+    def op(
+        self, op_type: str, inputs: Sequence[int | None], dtype: DataType = DataType.FLOAT, **attrs: Any
+    ) -> int:
         op = self.builder.add_op("", "", op_type, 21, self.main, inputs, attrs=attrs)
         value = self.builder.add_value(
             f"y{len(self.dtype)}", dtype, None, self.main, ValueKind.RESULT, producer=op
@@ -95,7 +108,9 @@ def test_finite_extremes_are_kept_apart_from_infinities() -> None:
     assert constant_facts(graph)[mask].lo == -np.inf
 
 
-@pytest.mark.parametrize(("attrs", "fill"), [({}, 0.0), ({"value": ArrayTensor(np.array([-1e9], np.float32))}, -1e9)])
+@pytest.mark.parametrize(
+    ("attrs", "fill"), [({}, 0.0), ({"value": ArrayTensor(np.array([-1e9], np.float32))}, -1e9)]
+)
 def test_a_fill_value_is_a_constant_even_where_the_shape_is_not(attrs: dict[str, Any], fill: float) -> None:
     sketch = Sketch()
     shape = sketch.op("Shape", [sketch.input((2, 3))], DataType.INT64)
@@ -179,9 +194,7 @@ def test_integer_arithmetic_is_that_of_onnx() -> None:
     a = sketch.constant(np.array([-7, 7], np.int64))
     quotient = sketch.op("Div", [a, sketch.constant(np.array([2], np.int64))], DataType.INT64)
     zero = sketch.op("Div", [a, sketch.constant(np.array([0], np.int64))], DataType.INT64)
-    steps = sketch.op(
-        "Range", [sketch.constant(np.array(v, np.float32)) for v in (0.0, 5.0, 2.0)]
-    )
+    steps = sketch.op("Range", [sketch.constant(np.array(v, np.float32)) for v in (0.0, 5.0, 2.0)])
     folded = fold_constants(sketch.freeze())
     assert folded[quotient].tolist() == [-3, 3]
     assert zero not in folded

@@ -10,7 +10,9 @@ from fp16conv import half
 from fp16conv.evidence.summary import RangeSummary, iterate_chunks
 from fp16conv.graph import Origin
 
-FLOATS = hnp.arrays(np.float32, st.integers(1, 60), elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
+FLOATS = hnp.arrays(
+    np.float32, st.integers(1, 60), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
+)
 
 
 def summarize(*arrays: np.ndarray) -> RangeSummary:
@@ -55,7 +57,9 @@ def test_it_agrees_with_numpy_whatever_the_batches(first: np.ndarray, second: np
         ([np.nan, 2.0], 2.0, 2.0, True),
     ],
 )
-def test_a_fact_covers_infinities_and_leaves_nan_out(numbers: list[float], lo: float, hi: float, nan: bool) -> None:
+def test_a_fact_covers_infinities_and_leaves_nan_out(
+    numbers: list[float], lo: float, hi: float, nan: bool
+) -> None:
     fact = summarize(np.array(numbers, np.float32)).fact(Origin.CONSTANT)
     assert fact is not None
     assert (fact.lo, fact.hi, fact.has_nan) == (lo, hi, nan)

@@ -1,0 +1,92 @@
+"""Observed ranges: what the FP32 model's values are on the given data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fp16conv.evidence.summary import RangeSummary
+from fp16conv.execution.feeds import FeedSource
+from fp16conv.execution.runtime import Runtime
+from fp16conv.execution.taps import tap
+from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.graph import Container, DataType, Origin, RangeFact
+
+__all__ = ["Calibration", "calibrate"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What an FP32 run over the data showed.
+
+    Args:
+        facts: FLOAT value id -> observed range, merged over batches; constants are left out.
+        shapes: value id -> shape; where batches differ, the one with most elements.
+        histograms: FLOAT value id -> int64 [81] counts of base-2 exponents -40 to 40 of finite
+            non-zero magnitudes (the end bins hold what lies beyond).
+        batches: number of batches run.
+        origin: OBSERVED on the user's data, SYNTHETIC on made-up inputs.
+        unobserved: FLOAT values (no constants) that no batch reached: untaken branches, subgraph and
+            function interiors, empty tensors.
+    """
+
+    facts: Mapping[int, RangeFact]
+    shapes: Mapping[int, Shape]
+    histograms: Mapping[int, npt.NDArray[np.int64]]
+    batches: int
+    origin: Origin
+    unobserved: tuple[int, ...]
+
+
+def calibrate(
+    loaded: LoadedModel, runtime: Runtime, feeds: FeedSource, *, memory_limit: int = 512 * 2**20
+) -> Calibration:
+    """Run the FP32 model over the data and record the range of every FLOAT value.
+
+    Args:
+        loaded: the model.
+        runtime: runs it.
+        feeds: batches of inputs, real or synthetic.
+        memory_limit: bytes of tapped values to hold at a time.
+
+    Returns:
+        Ranges, shapes and exponent histograms by value id, ids ascending.
+
+    Raises:
+        RuntimeFailure: the FP32 model does not run on these inputs.
+    """
+    graph = loaded.graph
+    wanted = [v.id for v in graph.values if not v.is_constant and v.container is Container.TENSOR]
+    summaries: dict[int, RangeSummary] = {}
+    shapes: dict[int, Shape] = {}
+    batches: set[int] = set()
+    for batch, value, array in tap(loaded, runtime, feeds, wanted, memory_limit):
+        batches.add(batch)
+        shape = tuple(int(n) for n in array.shape)
+        if value not in shapes or math.prod(shape) > math.prod(shapes[value]):
+            shapes[value] = shape
+        if graph.values[value].dtype is DataType.FLOAT:
+            summaries.setdefault(value, RangeSummary()).update(array)
+    origin = Origin.OBSERVED if feeds.origin == "real" else Origin.SYNTHETIC
+    facts: dict[int, RangeFact] = {}
+    for value in sorted(summaries):
+        if (fact := summaries[value].fact(origin)) is not None:
+            facts[value] = fact
+    return Calibration(
+        facts=facts,
+        shapes=dict(sorted(shapes.items())),
+        histograms={value: summaries[value].histogram() for value in facts},
+        batches=len(batches),
+        origin=origin,
+        unobserved=tuple(
+            v.id
+            for v in graph.values
+            if v.dtype is DataType.FLOAT and not v.is_constant and v.id not in facts
+        ),
+    )

@@ -1,0 +1,136 @@
+"""Measure the error of a precision assignment without converting the model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from fp16conv.errors import ValidationError
+from fp16conv.execution.emulator import emulate_plan
+from fp16conv.execution.feeds import FeedSource
+from fp16conv.execution.runtime import Feeds, Results, Runtime
+from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.graph import DataType
+from fp16conv.validation.compare import load_reference, match_feeds, run_reference
+from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
+
+__all__ = ["NONFINITE", "Measurement", "Probe"]
+
+NONFINITE: Final = 1e6
+"""Error given to an output with new NaN or infinities: far above what any norm can add up to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Error of one assignment.
+
+    Args:
+        outputs: metrics per watched output.
+        error: root of the summed squares of (error / allowed error) over the outputs; 1 or less is
+            certainly within tolerance.
+    """
+
+    outputs: tuple[OutputMetrics, ...]
+    error: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output is within tolerance."""
+        return all(m.ok for m in self.outputs)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no output has new NaN or infinities."""
+        return not any(m.new_nan or m.new_inf for m in self.outputs)
+
+
+class Probe:
+    """Runs the FP32 model once, then any number of precision assignments against it.
+
+    Args:
+        loaded: the FP32 model.
+        feeds: batches of inputs.
+        runtime: CPU runtime.
+        outputs: names of the outputs to watch, None for all.
+        saturated: constants that become +-65504 instead of infinite.
+        rtol: allowed relative L2 error per output.
+        atol: allowed root mean square error per output, on top.
+        allow_integer_changes: whether integer, bool and string outputs may change.
+        batches: how many batches to look at, from the first.
+
+    Raises:
+        ValidationError: the FP32 model does not run, or there is no batch.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        feeds: FeedSource,
+        runtime: Runtime,
+        *,
+        outputs: Collection[str] | None = None,
+        saturated: Collection[int] = (),
+        rtol: float = RTOL,
+        atol: float = ATOL,
+        allow_integer_changes: bool = False,
+        batches: int = 1,
+    ) -> None:
+        self.loaded, self.runtime, self.runs = loaded, runtime, 0
+        self._saturated = frozenset(saturated)
+        self._rtol, self._atol, self._allow = rtol, atol, allow_integer_changes
+        session = load_reference(runtime, loaded)
+        known = [info.name for info in session.outputs]
+        if outputs is not None and (unknown := sorted(set(outputs) - set(known))):
+            raise ValidationError(f"no output is named '{unknown[0]}'", hint=f"there is {', '.join(known)}")
+        self.outputs = tuple(n for n in known if outputs is None or n in outputs)
+        self._batches: list[tuple[Feeds, Results]] = []
+        for batch in itertools.islice(feeds, batches):
+            results = run_reference(runtime, session, loaded.graph.source, batch)
+            self._batches.append((batch, {name: results[name] for name in self.outputs}))
+        runtime.unload(session)
+        if not self._batches:
+            raise ValidationError(
+                "there is no batch to measure on", hint="give data, or let inputs be made up"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._batches.clear()
+
+    def measure(self, dtypes: Sequence[DataType]) -> Measurement:
+        """Emulate the model with this dtype (FLOAT or FLOAT16) per type variable id, and compare.
+
+        Raises:
+            RuntimeFailure: the emulated model does not load or run.
+        """
+        self.runs += 1
+        session = self.runtime.load(emulate_plan(self.loaded, dtypes, saturated=self._saturated))
+        comparisons = {name: OutputComparison(name) for name in self.outputs}
+        try:
+            for batch, reference in self._batches:
+                results = self.runtime.run(session, match_feeds(session, batch), self.outputs)
+                for name, comparison in comparisons.items():
+                    comparison.update(reference[name], results[name])
+        finally:
+            self.runtime.unload(session)
+        metrics = tuple(
+            c.metrics(rtol=self._rtol, atol=self._atol, allow_integer_changes=self._allow)
+            for c in comparisons.values()
+        )
+        return Measurement(metrics, math.sqrt(sum(_error(m) ** 2 for m in metrics)))
+
+
+def _error(m: OutputMetrics) -> float:
+    """Error over allowed error; unlike `badness` it grows with the number of new NaN and infinities."""
+    if m.new_nan or m.new_inf or (m.structure and not m.ok):
+        return NONFINITE * (1.0 + (m.new_nan + m.new_inf) / max(m.elements, 1))
+    error = m.rms_error / m.allowed_error if m.allowed_error else 0.0
+    return error if m.ok else max(error, m.badness)
