@@ -1,7 +1,7 @@
 """Pessimistic accumulation: reductions that round their partial sums to FP16 after every few terms.
 
-Tensor Cores accumulate in FP32 unless told otherwise; some back ends (FP16 accumulators, packed half arithmetic on CPUs and
-mobile GPUs) do not, and then partial sums overflow or lose their small terms.
+Tensor Cores accumulate in FP32 unless told otherwise; some back ends (FP16 accumulators, packed half
+arithmetic on CPUs and mobile GPUs) do not, and then partial sums overflow or lose their small terms.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FLOAT = ir.DataType.FLOAT
 def split_reductions(model: ir.Model, rounder: Rounder, narrow: Collection[ir.Node]) -> None:
     """Cut the reductions among `narrow` into pieces and round after each, in place.
 
-    Handles MatMul, Gemm, Conv (one group), ReduceSum and ReduceMean whose reduced length is known; others keep exact
-    accumulation.
+    Handles MatMul, Gemm, Conv (one group), ReduceSum and ReduceMean whose reduced length is known; others
+    keep exact accumulation.
     """
     opset = next((v for d, v in model.opset_imports.items() if d in ("", "ai.onnx")), 1)
     splitter = _Splitter(rounder, opset)
@@ -98,7 +98,7 @@ class _Splitter:
 
     def _matmul(self, node: ir.Node) -> _Cut | None:
         a, b = node.inputs[0], node.inputs[1]
-        if a is None or b is None or a.shape is None or b.shape is None or not len(a.shape) or not len(b.shape):
+        if a is None or b is None or not a.shape or not b.shape:
             return None
         inner = -2 if len(b.shape) > 1 else -1
         length = _known(b.shape[inner]) or _known(a.shape[-1])

@@ -1,10 +1,12 @@
 """Honest FP16 without a GPU: every FP16 tensor is really rounded, inside an operator numbers are FP32.
 
-ONNX Runtime's CPU provider runs chains of FP16 operators in FP32 and does not round between them. Here an FP16 value is an
-FP32 value behind `Cast(FLOAT16) -> Cast(FLOAT)`, a pair ONNX Runtime keeps at every optimisation level. Operators compute in
-FP32 inside, as Tensor Cores accumulate and as ONNX Runtime's CUDA kernels for softmax and normalization do.
+ONNX Runtime's CPU provider runs chains of FP16 operators in FP32 and does not round between them. Here an
+FP16 value is an FP32 value behind `Cast(FLOAT16) -> Cast(FLOAT)`, a pair ONNX Runtime keeps at every
+optimisation level. Operators compute in FP32 inside, as Tensor Cores accumulate and as ONNX Runtime's CUDA
+kernels for softmax and normalization do.
 
-Two doors: `emulate_model` takes a mixed model, `emulate_plan` an FP32 model plus the dtype of each type variable.
+Two doors: `emulate_model` takes a mixed model, `emulate_plan` an FP32 model plus the dtype of each type
+variable.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import onnx_ir as ir
 
 from fp16conv.execution.accumulation import split_reductions
 from fp16conv.execution.retyping import retype_model
-from fp16conv.execution.rounding import DEFAULT, EmulationOptions, Rounder
+from fp16conv.execution.rounding import DEFAULT, EmulationOptions, Rounder, shape_of
 from fp16conv.execution.traits import is_exact
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, ModelGraph, Use
@@ -29,8 +31,8 @@ _NOTES = "fp16conv.emulation_notes"
 def emulate_model(model: ir.Model, *, options: EmulationOptions = DEFAULT) -> ir.Model:
     """Turn a mixed model into an FP32 model that computes what FP16 hardware would.
 
-    Intermediate values keep their names and hold the rounded numbers. The interface keeps its types; local functions
-    are inlined. FP32, BFLOAT16 and DOUBLE parts stay as they are.
+    Intermediate values keep their names and hold the rounded numbers. The interface keeps its types; local
+    functions are inlined. FP32, BFLOAT16 and DOUBLE parts stay as they are.
 
     Args:
         model: a model with FP16 values; not changed.
@@ -174,13 +176,14 @@ class _PlanEmulation:
         name = self.rounder.fresh(twin.name, "rounded")
 
         def read() -> ir.TensorProtocol:
-            return ir.tensor(self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated), name=name)
+            numbers = self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated)
+            return ir.tensor(numbers, name=name)
 
         graph = self._owner(twin)
         if isinstance(graph, ir.Graph) and twin.producer() is None:
-            shape = twin.const_value.shape if twin.const_value is not None else twin.shape
-            rounded = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape or ()))
-            rounded.const_value = ir.LazyTensor(read, ir.DataType.FLOAT, ir.Shape(shape or ()), name=name)
+            shape = shape_of(twin.const_value) if twin.const_value is not None else ir.Shape(twin.shape or ())
+            rounded = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
+            rounded.const_value = ir.LazyTensor(read, ir.DataType.FLOAT, shape, name=name)
             graph.register_initializer(rounded)
             return rounded
         node = self.rounder.constant(
@@ -239,15 +242,11 @@ def _prepend(graph: ir.Graph | ir.Function, nodes: list[ir.Node]) -> None:
         graph.insert_before(first, nodes)
 
 
-def _output_slots(
-    value: ir.Value, owner: ir.Graph | ir.Function
-) -> list[tuple[ir.Graph | ir.Function, int]]:
+def _output_slots(value: ir.Value, owner: ir.Graph | ir.Function) -> list[tuple[ir.Graph | ir.Function, int]]:
     return [(owner, slot) for slot, output in enumerate(owner.outputs) if output is value]
 
 
-def _scopes(
-    old: ir.Model, new: ir.Model
-) -> list[tuple[ir.Graph | ir.Function, ir.Graph | ir.Function]]:
+def _scopes(old: ir.Model, new: ir.Model) -> list[tuple[ir.Graph | ir.Function, ir.Graph | ir.Function]]:
     functions = zip(old.functions.values(), new.functions.values(), strict=True)
     return [(old.graph, new.graph), *functions]
 

@@ -12,7 +12,7 @@ __all__ = ["RuntimeFailure", "Stage"]
 Stage = Literal["start", "load", "run"]
 
 
-class RuntimeFailure(ValidationError):
+class RuntimeFailure(ValidationError):  # noqa: N818 - a finding, not an error of ours
     """A runtime could not load or run a model, or took its process down.
 
     Args:

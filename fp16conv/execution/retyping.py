@@ -7,7 +7,7 @@ import contextlib
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from fp16conv.execution.rounding import EmulationOptions, Rounder, widen_tensor, widen_type
+from fp16conv.execution.rounding import EmulationOptions, Rounder, shape_of, widen_tensor, widen_type
 from fp16conv.execution.traits import is_exact, needs_fp16
 from fp16conv.frontends.inference import infer_types, opset_of
 
@@ -49,9 +49,8 @@ def complete_types(model: ir.Model) -> None:
             tensor = value.const_value
             if tensor is not None and tensor.nbytes > _SMALL:
                 hidden.append((value, tensor))
-                shape = tensor.shape if isinstance(tensor.shape, ir.Shape) else ir.Shape(tensor.shape)
                 value.const_value = ir.ExternalTensor(
-                    "weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=value.name or ""
+                    "weights", 0, tensor.nbytes, tensor.dtype, shape=shape_of(tensor), name=value.name or ""
                 )
     try:
         types, _ = infer_types(model, ir.to_proto(model))

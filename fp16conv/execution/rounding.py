@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from fp16conv import half
 
-__all__ = ["DEFAULT", "EmulationOptions", "Rounder", "widen_tensor", "widen_type"]
+__all__ = ["DEFAULT", "EmulationOptions", "Rounder", "shape_of", "widen_tensor", "widen_type"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class EmulationOptions:
     """What the emulated hardware does beyond rounding every FP16 tensor.
 
     Args:
-        fp16_accumulation: reductions (matrix products, convolutions, sums and means) round their partial sums to FP16
-            after every `block` terms; False accumulates in FP32, as Tensor Cores do by default.
+        fp16_accumulation: reductions (matrix products, convolutions, sums and means) round their partial
+            sums to FP16 after every `block` terms; False accumulates in FP32, as Tensor Cores do by default.
         block: terms summed exactly between two roundings; 16 is the depth of one FP16 Tensor Core instruction
             (PTX ISA, `mma.m16n8k16`).
         flush_subnormals: magnitudes below 2^-14 become zero.
@@ -40,7 +40,7 @@ class Rounder:
     def __init__(self, model: ir.Model, options: EmulationOptions) -> None:
         self.options = options
         self._taken = {value.name for value in _all_values(model) if value.name}
-        for graph in (model.graph, *model.functions.values()):
+        for graph in scopes(model):
             self._taken.update(node.name for node in graph.all_nodes() if node.name)
 
     def fresh(self, name: str | None, suffix: str) -> str:
@@ -105,8 +105,13 @@ class Rounder:
         return rounded
 
 
+def scopes(model: ir.Model) -> list[ir.Graph | ir.Function]:
+    """The main graph and the bodies of local functions."""
+    return [model.graph, *model.functions.values()]
+
+
 def _all_values(model: ir.Model) -> Iterable[ir.Value]:
-    for graph in (model.graph, *model.functions.values()):
+    for graph in scopes(model):
         yield from graph.inputs
         if isinstance(graph, ir.Graph):
             yield from graph.initializers.values()
@@ -124,8 +129,12 @@ def widen_tensor(tensor: ir.TensorProtocol, rounder: Rounder) -> ir.TensorProtoc
     def read() -> ir.TensorProtocol:
         return ir.tensor(rounder.numbers(tensor.numpy()), name=tensor.name)
 
-    shape = tensor.shape if isinstance(tensor.shape, ir.Shape) else ir.Shape(tensor.shape)
-    return ir.LazyTensor(read, ir.DataType.FLOAT, shape, name=tensor.name)
+    return ir.LazyTensor(read, ir.DataType.FLOAT, shape_of(tensor), name=tensor.name)
+
+
+def shape_of(tensor: ir.TensorProtocol) -> ir.Shape:
+    """A tensor's shape as the class the rest of onnx_ir wants."""
+    return tensor.shape if isinstance(tensor.shape, ir.Shape) else ir.Shape(tensor.numpy().shape)
 
 
 def widen_type(type_: ir.TypeProtocol | None) -> ir.TypeProtocol | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ __all__ = [
     "Provider",
     "Results",
     "Runtime",
+    "RuntimeFailure",
     "SessionHandle",
     "TensorInfo",
 ]
@@ -46,6 +48,7 @@ _PROVIDERS: Mapping[Provider, tuple[str, ...]] = {
     "cpu": ("CPUExecutionProvider",),
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
 }
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _LOG_TAIL = 4000  # characters of the child's stderr that go into a message
 
 
@@ -165,13 +168,14 @@ class Runtime:
         """Load a model.
 
         Args:
-            model: path, serialized model, or an onnx_ir model (staged in a temporary folder where it is large or has
-                external weights; the folder the weights come from is never written).
+            model: path, serialized model, or an onnx_ir model (staged in a temporary folder where it is large
+                or has external weights; the folder the weights come from is never written).
             base_dir: folder of the external weights of a serialized model.
             custom_ops: shared libraries with custom operators.
 
         Raises:
-            RuntimeFailure: the runtime refused the model, crashed, took too long, or did not use the provider asked for.
+            RuntimeFailure: the runtime refused the model, crashed, took too long, or did not use the provider
+                asked for.
         """
         number, self._count = self._count, self._count + 1
         source: str | bytes
@@ -203,9 +207,7 @@ class Runtime:
             tuple(facts["providers"]),
         )
 
-    def run(
-        self, session: SessionHandle, feeds: Feeds, outputs: Sequence[str] | None = None
-    ) -> Results:
+    def run(self, session: SessionHandle, feeds: Feeds, outputs: Sequence[str] | None = None) -> Results:
         """Run a model once.
 
         Args:
@@ -221,9 +223,10 @@ class Runtime:
         """
         if session.number not in self._alive:
             self._open(session.number)
+        plain = {n: np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for n, a in feeds.items()}
         arguments = {
             "number": session.number,
-            "feeds": {n: np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for n, a in feeds.items()},
+            "feeds": plain,
             "outputs": None if outputs is None else list(outputs),
         }
         return cast(Results, self._call("run", "run", arguments))
@@ -267,12 +270,12 @@ class Runtime:
 
     def warnings(self) -> tuple[str, ...]:
         """What the runtime printed since the child was started, one entry per line."""
-        return tuple(line for line in self._log_text().splitlines() if line.strip())
+        return tuple(_ESCAPES.sub("", line) for line in self._log_text().splitlines() if line.strip())
 
     def _open(self, number: int) -> dict[str, Any]:
-        facts = cast(
-            dict[str, Any], self._call("load", "load", {"number": number, **self._sources[number]})
-        )
+        if not self._version:
+            self.describe()
+        facts = cast(dict[str, Any], self._call("load", "load", {"number": number, **self._sources[number]}))
         wanted = _PROVIDERS[self.provider][0]
         if wanted not in facts["providers"]:
             raise RuntimeFailure(
@@ -357,5 +360,5 @@ class Runtime:
         return self._log.read().decode(errors="replace")
 
     def _last_line(self) -> str:
-        lines = self._log_text().splitlines()
-        return lines[-1].strip() if lines else ""
+        lines = [_ESCAPES.sub("", line).strip() for line in self._log_text().splitlines()]
+        return next((line for line in reversed(lines) if line), "")

@@ -1,15 +1,20 @@
-"""Bring an onnx_ir model into a form a runtime can load, without touching the folder its weights come from."""
+"""Bring an onnx_ir model into a form a runtime can load; the folder its weights come from stays untouched."""
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 
-__all__ = ["INLINE_LIMIT", "stage_model"]
+__all__ = ["INLINE_LIMIT", "SharedWeights", "share_weights", "stage_model"]
 
-INLINE_LIMIT = 64 * 2**20  # bytes of weights up to which a model travels in memory (protobuf's limit is 2 GiB)
+INLINE_LIMIT = 64 * 2**20  # bytes of weights up to which a model travels in memory
 _SMALL = 1024  # bytes: smaller tensors stay inline, ONNX Runtime reads some of them while it loads
+_WEIGHTS = "weights.bin"
 
 
 def stage_model(model: ir.Model, folder: Path, *, inline_limit: int = INLINE_LIMIT) -> bytes | Path:
@@ -25,16 +30,66 @@ def stage_model(model: ir.Model, folder: Path, *, inline_limit: int = INLINE_LIM
     Returns:
         The serialized model, or the path of one whose weights lie beside it.
     """
-    tensors = [
-        value.const_value
-        for graph in model.graphs()
-        for value in graph.initializers.values()
-        if value.const_value is not None
-    ]
-    external = any(isinstance(tensor, ir.ExternalTensor) for tensor in tensors)
-    if not external and sum(tensor.nbytes for tensor in tensors) <= inline_limit:
-        return ir.to_proto(model).SerializeToString()
+    if _fits(model, inline_limit):
+        serialized: bytes = ir.to_proto(model).SerializeToString()
+        return serialized
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
-    ir.save(model, path, external_data="weights.bin", size_threshold_bytes=_SMALL)
+    ir.save(model, path, external_data=_WEIGHTS, size_threshold_bytes=_SMALL)
     return path
+
+
+class SharedWeights:
+    """A folder with the weights of a model, from which many variants of it can be loaded.
+
+    Args:
+        folder: the folder; None where the weights are small enough to travel with each variant.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._count = itertools.count()
+
+    def write(self, model: ir.Model) -> bytes | Path:
+        """Serialize a variant: the model given to `share_weights`, edited."""
+        proto = ir.to_proto(model)
+        if self._folder is None:
+            serialized: bytes = proto.SerializeToString()
+            return serialized
+        path = self._folder / f"model{next(self._count)}.onnx"
+        path.write_bytes(proto.SerializeToString())
+        return path
+
+    def close(self) -> None:
+        """Remove the folder."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def share_weights(model: ir.Model, parent: Path, *, inline_limit: int = INLINE_LIMIT) -> SharedWeights:
+    """Write a model's weights once, so that its variants share them; the model then refers to the new file.
+
+    Args:
+        model: changed: its large tensors become references to the file.
+        parent: folder in which a new folder is made, if the weights are large or external.
+        inline_limit: bytes of weights up to which nothing is written.
+    """
+    if _fits(model, inline_limit):
+        return SharedWeights(None)
+    folder = Path(tempfile.mkdtemp(prefix="shared-", dir=parent))
+    ir.external_data.unload_from_model(model, folder, _WEIGHTS, size_threshold_bytes=_SMALL)
+    return SharedWeights(folder)
+
+
+def _fits(model: ir.Model, limit: int) -> bool:
+    tensors = list(_tensors(model))
+    return (
+        not any(isinstance(t, ir.ExternalTensor) for t in tensors) and sum(t.nbytes for t in tensors) <= limit
+    )
+
+
+def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value

@@ -11,14 +11,61 @@ __all__ = ["is_exact", "needs_fp16"]
 _STANDARD = ("", "ai.onnx")
 
 _EXACT = frozenset(
-    """Abs Ceil Compress Concat ConcatFromSequence DepthToSpace Expand EyeLike Flatten Floor Gather GatherElements
-    GatherND Identity If Loop Max MaxPool GlobalMaxPool Min Neg Optional OptionalGetElement ReduceMax ReduceMin Relu
-    Reshape ReverseSequence Round Scan SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert
-    SequenceMap Shape Sign Slice SpaceToDepth Split SplitToSequence Squeeze Tile TopK Transpose Trilu Unique
-    Unsqueeze Where""".split()
+    (
+        "Abs",
+        "Ceil",
+        "Compress",
+        "Concat",
+        "ConcatFromSequence",
+        "DepthToSpace",
+        "Expand",
+        "EyeLike",
+        "Flatten",
+        "Floor",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "If",
+        "Loop",
+        "Max",
+        "MaxPool",
+        "GlobalMaxPool",
+        "Min",
+        "Neg",
+        "Optional",
+        "OptionalGetElement",
+        "ReduceMax",
+        "ReduceMin",
+        "Relu",
+        "Reshape",
+        "ReverseSequence",
+        "Round",
+        "Scan",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceMap",
+        "Shape",
+        "Sign",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "SplitToSequence",
+        "Squeeze",
+        "Tile",
+        "TopK",
+        "Transpose",
+        "Trilu",
+        "Unique",
+        "Unsqueeze",
+        "Where",
+    )
 )
-"""Operators of ai.onnx whose outputs are FP16 numbers when their inputs are: moved, chosen, negated, or made integral
-(every integer part of an FP16 number is one). The others are rounded."""
+"""Operators of ai.onnx whose outputs are FP16 numbers when their inputs are: moved, chosen, negated, or made
+integral (every integer part of an FP16 number is one). The others are rounded."""
 
 
 def is_exact(node: ir.Node) -> bool:

@@ -1,8 +1,8 @@
 """The child process that loads and runs models with ONNX Runtime, and the protocol it speaks.
 
-Started by `fp16conv.execution.runtime` as a script. It imports nothing of fp16conv, so that it is up quickly and cannot
-be taken down by anything but the runtime it hosts. A message is a header of two little-endian uint64 (bytes of
-the pickle, number of buffers), the pickle, then each buffer with its length: arrays travel without a copy.
+Started by `fp16conv.execution.runtime` as a script. It imports nothing of fp16conv: it is up quickly, and
+only the runtime it hosts can take it down. A message is a header of two little-endian uint64 (bytes of the
+pickle, number of buffers), the pickle, then each buffer with its length: arrays travel without a copy.
 """
 
 from __future__ import annotations
