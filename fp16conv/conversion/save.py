@@ -20,7 +20,7 @@ from fp16conv.conversion.workspace import iterate_graphs
 from fp16conv.errors import ConversionError, UsageError
 from fp16conv.frontends.onnx import LoadedModel
 
-__all__ = ["save", "serialize"]
+__all__ = ["check_target", "save", "serialize"]
 
 MAX_INLINE = 2**31 - 2**26  # bytes of weights; a protobuf file ends at 2 GiB and also holds the graph
 MIN_EXTERNAL = 1024  # bytes; smaller tensors stay in the file when only the size forces the rest out
@@ -58,7 +58,7 @@ def save(
     """
     target = Path(path)
     folder = target.parent
-    _check_target(target, loaded)
+    check_target(target, loaded)
     try:
         staging = Path(tempfile.mkdtemp(prefix=".fp16conv-", dir=folder))
     except OSError as e:
@@ -86,7 +86,12 @@ def serialize(model: ir.Model, loaded: LoadedModel) -> onnx.ModelProto:
     return proto
 
 
-def _check_target(target: Path, loaded: LoadedModel) -> None:
+def check_target(target: Path, loaded: LoadedModel) -> None:
+    """Refuse a target that cannot or must not be written, before any work.
+
+    Raises:
+        UsageError: it is the input or its weight file, a folder, or lies in no folder.
+    """
     folder = target.parent
     if not folder.is_dir():
         raise UsageError("no such folder", where=str(folder), hint="create it first")

@@ -17,7 +17,7 @@ from onnx import TypeProto
 
 from fp16conv.frontends.schemas import ONNX_DOMAINS, Schema, find_schema
 
-__all__ = ["TypeTable", "infer_types", "opset_of"]
+__all__ = ["TypeTable", "infer_types", "opset_of", "without_weights"]
 
 TypeTable = dict[ir.Value, TypeProto]
 Inferred = Mapping[str, TypeProto]
@@ -44,7 +44,7 @@ def infer_types(model: ir.Model, proto: onnx.ModelProto) -> tuple[TypeTable, fro
         about their input types.
     """
     inference = _Inference(model)
-    skeleton = _without_weights(proto)
+    skeleton = without_weights(proto)
     with contextlib.suppress(Exception):  # inference errors only mean less is known
         skeleton = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
     inference.visit_graph(model.graph, skeleton.graph, model.opset_imports)
@@ -52,7 +52,8 @@ def infer_types(model: ir.Model, proto: onnx.ModelProto) -> tuple[TypeTable, fro
     return inference.types, frozenset(inference.polymorphic)
 
 
-def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of the model for inference: initializers that cannot feed a shape keep only type and dims."""
     skeleton = onnx.ModelProto()
     for descriptor, content in proto.ListFields():
         if descriptor.name == "graph":

@@ -15,7 +15,7 @@ BIT_OPS = ("BitCast",)
 def make_plan(graph: ModelGraph, choose: Callable[[TypeVar], bool]) -> PrecisionPlan:
     """FLOAT16 where `choose` says so, it is legal, and no sequence or optional would need a cast."""
     groups = _container_groups(graph)
-    legal = {group: True for group in groups}
+    legal = dict.fromkeys(groups, True)
     for tv in graph.typevars:
         legal[groups[tv.id]] &= _is_legal(graph, tv)
     decided: dict[int, bool] = {}
