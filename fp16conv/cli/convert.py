@@ -13,6 +13,7 @@ from fp16conv.cli.options import (
     format_flag,
     input_flags,
     level_flags,
+    refuse_overwrite,
     tolerance_flags,
 )
 from fp16conv.cli.terminal import print_report, show_progress
@@ -68,8 +69,10 @@ def command(
     """Run the verb."""
     env = ctx.find_object(Environment)
     assert env is not None
-    if flags["plan"] is not None:
+    plan = flags["plan"]
+    if plan is not None:
         _refuse_decisions(ctx)
+    refuse_overwrite(output, [model, *flags["data"], *flags["rules"], *([plan] if plan else [])])
     arguments = api_arguments(flags) | {"repair": not no_repair, "validate": not no_validate}
     with show_progress(env) as progress:
         report = env.api.convert(model, output, progress=progress, **arguments)

@@ -7,21 +7,26 @@ from collections.abc import Iterable
 
 import click
 
-__all__ = ["SuggestingGroup", "suggest"]
+__all__ = ["SuggestingGroup", "join", "suggest"]
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """A sentence that names the closest known words, or all of them if they are few.
+    """A hint that names the closest known words, or all of them if they are few.
 
     Example:
         >>> suggest("balansed", ["balanced", "fast"])
-        "Did you mean 'balanced'?"
+        "did you mean 'balanced'?"
     """
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=2, cutoff=0.6)
     if close:
-        return "Did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
-    return f"Known: {', '.join(names)}." if len(names) <= 12 else ""
+        return "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
+    return f"known: {', '.join(names)}." if len(names) <= 12 else ""
+
+
+def join(what: str, hint: str) -> str:
+    """One sentence of what is wrong and a hint, if there is one."""
+    return f"{what}: {hint}" if hint else f"{what}."
 
 
 class SuggestingGroup(click.Group):
@@ -33,5 +38,5 @@ class SuggestingGroup(click.Group):
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             hint = suggest(name, self.list_commands(ctx))
-            raise click.UsageError(f"No such command {name!r}. {hint}".rstrip(), ctx)
+            raise click.UsageError(join(f"No such command {name!r}", hint), ctx)
         return super().resolve_command(ctx, args)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from fp16conv.cli.environment import Environment, Level
 from fp16conv.cli.params import BYTES, RANGE, SHAPE, Choice, RuleName, Tolerance, as_mapping
+from fp16conv.errors import UsageError
 
 __all__ = [
     "api_arguments",
@@ -19,6 +21,7 @@ __all__ = [
     "input_flags",
     "level_flags",
     "rebuild_command",
+    "refuse_overwrite",
     "tolerance_flags",
 ]
 
@@ -194,6 +197,18 @@ def api_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
             raise click.UsageError("--tolerance is short for --rtol: give one of them.")
         arguments["rtol"] = tolerance
     return arguments
+
+
+def refuse_overwrite(output: str, inputs: Iterable[str]) -> None:
+    """Raise a usage error if `output` is one of the files the run reads (by any name or link)."""
+    for path in inputs:
+        same = os.path.realpath(path) == os.path.realpath(output)
+        if same or (os.path.exists(path) and os.path.exists(output) and os.path.samefile(path, output)):
+            raise UsageError(
+                "the output is one of the input files",
+                where=output,
+                hint="write to another file: inputs are kept",
+            )
 
 
 def rebuild_command(verb: str, arguments: Sequence[str], flags: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fp16conv._data import rules_dir
-from fp16conv.cli.groups import suggest
+from fp16conv.cli.groups import join, suggest
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
@@ -34,7 +34,7 @@ class Choice(_ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.names:
-            self.fail(f"unknown value {value!r}. {suggest(value, self.names)}", param, ctx)
+            self.fail(join(f"unknown value {value!r}", suggest(value, self.names)), param, ctx)
         return value
 
 
@@ -60,7 +60,7 @@ class RuleName(_ParamType):
         known = self.known()
         is_file = self.kind == "devices" and str(value).endswith(".toml")
         if not is_file and value not in known:
-            self.fail(f"unknown {self.name} {value!r}. {suggest(value, known)}".rstrip(), param, ctx)
+            self.fail(join(f"unknown {self.name} {value!r}", suggest(value, known)), param, ctx)
         return value
 
 

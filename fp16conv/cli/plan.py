@@ -9,7 +9,14 @@ import click
 
 import fp16conv
 from fp16conv.cli.environment import Environment
-from fp16conv.cli.options import api_arguments, decision_flags, format_flag, input_flags, level_flags
+from fp16conv.cli.options import (
+    api_arguments,
+    decision_flags,
+    format_flag,
+    input_flags,
+    level_flags,
+    refuse_overwrite,
+)
 from fp16conv.cli.terminal import print_report, print_text, show_progress
 
 __all__ = ["command"]
@@ -40,21 +47,26 @@ Known limitation: a plan belongs to the exact model it was made for.
 @click.pass_obj
 def command(env: Environment, /, model: str, output: str | None, form: str, **flags: Any) -> int:
     """Run the verb."""
+    from fp16conv.planning.devices import load_device
+    from fp16conv.planning.serialize import dump_plan, save_plan
+    from fp16conv.reporting.report import PlanReport
+    from fp16conv.reporting.summary import read_prediction, summarize_decisions
+
+    if output is not None:
+        refuse_overwrite(output, [model, *flags["data"], *flags["rules"]])
     with show_progress(env) as progress:
         plan = env.api.plan(model, progress=progress, **api_arguments(flags))
     if output is None:
-        print_text(env.api.dump_plan(plan))
+        print_text(dump_plan(plan))
         return 0
-    env.api.save_plan(plan, output)
-    from fp16conv.reporting.report import PlanReport
-    from fp16conv.reporting.summary import summarize_decisions
-
+    save_plan(plan, output)
     report = PlanReport(
         tool_version=fp16conv.__version__,
         options=dict(plan.options),
         model_path=model,
         plan_path=output,
         decisions=summarize_decisions(plan),
+        prediction=read_prediction(plan, load_device(flags["device"])),
         next_command=shlex.join(["fp16conv", "convert", model, "-o", "OUT.onnx", "--plan", output]),
     )
     print_report(report, form, env)

@@ -103,7 +103,7 @@ def explain(identifier: str, rules: tuple[str, ...], form: str) -> int:
         else:
             print_text(_describe_pattern(patterns[identifier]))
     else:
-        hint = suggest(identifier, [*by_id, *patterns]) or "'fp16conv rules list' shows all."
+        hint = suggest(identifier, [*by_id, *patterns]) or "'fp16conv rules list' shows all"
         raise UsageError(f"no rule has the id {identifier!r}", hint=hint)
     return 0
 

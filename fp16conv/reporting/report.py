@@ -302,12 +302,11 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class OperatorError:
-    """Error that an operator adds: relative L2 of its own rounding, seen at `output`."""
+    """Share (0 to 1) of the squared error that rounding at this operator causes."""
 
     op: str
     op_type: str
-    error: float
-    output: str = ""
+    share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fp16conv.graph import DataType, ModelGraph, Value
+from fp16conv.planning.devices import Device
 from fp16conv.planning.plan import Decision, PrecisionPlan
-from fp16conv.reporting.report import DecisionSummary, KeptGroup, ModelFacts, Port, Size
+from fp16conv.reporting.report import DecisionSummary, KeptGroup, ModelFacts, Port, Prediction, Size
 
-__all__ = ["describe_model", "measure_size", "summarize_decisions"]
+__all__ = ["describe_model", "read_prediction", "read_size", "summarize_decisions"]
 
 _EXAMPLES = 8  # labels kept per group
 
@@ -59,8 +60,7 @@ def summarize_decisions(plan: PrecisionPlan, macs: Mapping[int, int] | None = No
 
     Args:
         plan: decisions, casts and saturated constants.
-        macs: multiply-accumulates per operator id, None where unknown. An operator's MACs count as FP16
-            only if all its type variables are FP16.
+        macs: multiply-accumulates per operator id, for each group's share; None where unknown.
 
     Returns:
         Groups ordered by number of operators, then by rule id. The interface (graph inputs and outputs) is
@@ -74,7 +74,7 @@ def summarize_decisions(plan: PrecisionPlan, macs: Mapping[int, int] | None = No
     fp16 = [op for op, found in by_op.items() if halves[op] == len(found)]
     fp32 = [op for op in by_op if halves[op] == 0]
     total = sum(macs.values()) if macs else 0
-    share = sum(macs.get(op, 0) for op in fp16) / total if macs and total else None
+    share = plan.predicted.get("macs_fp16_share") if plan.predicted.get("macs") else None
     return DecisionSummary(
         fp16=len(fp16),
         fp32=len(fp32),
@@ -121,22 +121,15 @@ def _group(
     return tuple(sorted(made, key=lambda g: (-g.count, g.rule, g.authority)))
 
 
-def measure_size(graph: ModelGraph, plan: PrecisionPlan) -> Size:
-    """Bytes of the constants before and after: one copy per precision that reads them.
+def read_size(plan: PrecisionPlan) -> Size:
+    """Bytes of the constants before and after, as the planner counted them."""
+    predicted = plan.predicted
+    return Size(int(predicted.get("weight_bytes_before", 0)), int(predicted.get("weight_bytes_after", 0)))
 
-    A constant read through no type variable (integers, unused ones) keeps its size.
-    """
-    dtype_of = {d.typevar: d.dtype for d in plan.decisions}
-    before = after = 0
-    for index in sorted(graph.constants):
-        tensor = graph.constants[index]
-        before += tensor.nbytes
-        found = (graph.typevar_of_use(use) for use in graph.consumers(index))
-        wanted = {dtype_of.get(t.id, DataType.FLOAT) if t is not None else None for t in found}
-        if graph.values[index].dtype is not DataType.FLOAT or DataType.FLOAT16 not in wanted:
-            after += tensor.nbytes
-        elif wanted == {DataType.FLOAT16}:
-            after += 2 * tensor.size
-        else:
-            after += 2 * tensor.size + tensor.nbytes
-    return Size(before, after)
+
+def read_prediction(plan: PrecisionPlan, device: Device) -> Prediction | None:
+    """Run times the planner predicted for `device`, None where it predicted none."""
+    before, after = plan.predicted.get("time_fp32_us"), plan.predicted.get("time_plan_us")
+    if before is None or after is None:
+        return None
+    return Prediction(device.id, device.title, before * 1e-6, after * 1e-6)

@@ -41,9 +41,10 @@ WIDTH = 80
 HEIGHT = 40
 _LABEL = 17  # columns of the left-hand labels
 _GROUPS = 5
-_FINDINGS = 5
+_FINDINGS = 2
+_KEPT_ROOM = 12  # lines, beside the measurements of a conversion
 _OUTPUTS = 12
-_NAMES = 4
+_NAMES = 2
 
 _SEVERITY_STYLE = {Severity.ERROR: Style.BAD, Severity.WARNING: Style.WARN, Severity.NOTE: Style.DIM}
 _SEVERITY_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
@@ -88,7 +89,7 @@ def _analyze(report: AnalyzeReport, full: bool) -> list[Line]:
 
 
 def _plan(report: PlanReport, full: bool) -> list[Line]:
-    lines = [line((sanitize(report.model_path), Style.STRONG)), line()]
+    lines = [line((clip(sanitize(report.model_path), WIDTH, keep_end=True), Style.STRONG)), line()]
     lines += _precision(report.decisions)
     lines += _field("Casts", str(report.decisions.casts))
     lines += _prediction(report.prediction)
@@ -111,8 +112,7 @@ def _convert(report: ConvertReport, full: bool) -> list[Line]:
     lines += _repairs(report.repairs)
     lines += _validation(report.validation, full)
     tail = _findings(report.findings, full) + _next(report.next_command)
-    room = None if full else HEIGHT - len(lines) - len(tail)
-    return lines + _kept(report.decisions, room) + tail
+    return lines + _kept(report.decisions, None if full else _KEPT_ROOM) + tail
 
 
 def _validate(report: ValidateReport, full: bool) -> list[Line]:
@@ -172,9 +172,9 @@ def _precision(decisions: DecisionSummary) -> list[Line]:
     total = decisions.fp16 + decisions.mixed + decisions.fp32
     parts = [f"{decisions.fp16} of {plural(total, 'float operator')}"]
     if decisions.macs_share is not None:
-        parts.insert(0, f"{format_share(decisions.macs_share)} of the MACs")
+        parts.insert(0, f"{format_share(decisions.macs_share)} of MACs")
     if decisions.mixed:
-        parts.append(f"{decisions.mixed} more in both precisions")
+        parts.append(f"{decisions.mixed} mixed")
     return _field("In FP16", ", ".join(parts))
 
 
@@ -188,8 +188,8 @@ def _prediction(prediction: Prediction | None) -> list[Line]:
     if prediction is None:
         return _field("Predicted time", "unknown: the shapes are not known", Style.DIM)
     times = f"{format_seconds(prediction.fp32_seconds)} -> {format_seconds(prediction.plan_seconds)}"
-    speed = "" if prediction.speedup is None else f", {prediction.speedup:.2f} times as fast"
-    return _field("Predicted time", f"{times}{speed} on {prediction.device_name} ({prediction.method})")
+    speed = "" if prediction.speedup is None else f" ({prediction.speedup:.2f}x)"
+    return _field("Predicted time", f"{times}{speed} on {prediction.device_name}, {prediction.method}")
 
 
 def _half(half: HalfOutcome | None) -> list[Line]:
@@ -212,13 +212,13 @@ def _half(half: HalfOutcome | None) -> list[Line]:
 def _evidence(evidence: Evidence | None) -> list[Line]:
     if evidence is None:
         return []
-    batches = plural(evidence.batches, "batch")
     if evidence.synthetic:
-        seed = "" if evidence.seed is None else f", seed {evidence.seed}"
-        text = f"{batches} of synthetic inputs{seed}: give --data for a real answer"
+        seed = "" if evidence.seed is None else f" (seed {evidence.seed})"
+        text = f"{plural(evidence.batches, 'synthetic batch')}{seed}: give --data for a real answer"
         return _field("Evidence", text, Style.WARN)
     names = ", ".join(evidence.sources[:2]) + (", ..." if len(evidence.sources) > 2 else "")
     note = f"; {evidence.note}" if evidence.note else ""
+    batches = plural(evidence.batches, "batch")
     return _field("Evidence", f"{batches} of your data ({names}){note}")
 
 
@@ -251,7 +251,8 @@ def _group(group: KeptGroup, *, full: bool) -> list[Line]:
     lines = [line((f"{group.count:>6}  ", Style.DIM), (title, Style.STRONG))]
     lines += [line(row) for row in wrap(group.text, WIDTH, indent=" " * 8, limit=None if full else 2)]
     names = _names(group.examples, len(group.examples) if full else _NAMES, group.count)
-    return lines + [line((row, Style.DIM)) for row in wrap(f"at {names}", WIDTH, indent=" " * 8, limit=2)]
+    rows = wrap(f"at {names}", WIDTH, indent=" " * 8, limit=None if full else 1)
+    return lines + [line((row, Style.DIM)) for row in rows]
 
 
 def _names(labels: Sequence[str], most: int, total: int) -> str:
@@ -268,10 +269,11 @@ def _findings(findings: Sequence[Finding], full: bool) -> list[Line]:
     shown = ordered if full else ordered[:_FINDINGS]
     for finding in shown:
         where = f" at {clip(sanitize(finding.where), 40, keep_end=True)}" if finding.where else ""
-        fix = f" Fix: {finding.fix}" if finding.fix else ""
         rows = wrap(
-            f"{finding.rule}{where}: {finding.message}{fix}", WIDTH, indent=" " * 9, limit=None if full else 3
+            f"{finding.rule}{where}: {finding.message}", WIDTH, indent=" " * 9, limit=None if full else 2
         )
+        if finding.fix:
+            rows += wrap(f"-> {finding.fix}", WIDTH, indent=" " * 9, limit=None if full else 1)
         label = finding.severity.value.ljust(9)
         lines.append(line((label, _SEVERITY_STYLE[finding.severity]), rows[0][9:]))
         lines += [line(row) for row in rows[1:]]
@@ -334,7 +336,7 @@ def _validation(result: ValidationResult | None, full: bool) -> list[Line]:
         lines += [line(), heading("Operators that add most of the error")]
         for culprit in result.culprits if full else result.culprits[:_GROUPS]:
             name = clip(sanitize(f"{culprit.op} ({culprit.op_type})"), WIDTH - 12, keep_end=True)
-            lines.append(line(f"{format_error(culprit.error):>9}  ", name))
+            lines.append(line(f"{format_share(culprit.share):>9}  ", name))
     return lines
 
 

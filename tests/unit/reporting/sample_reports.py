@@ -1,0 +1,164 @@
+"""Reports with every section filled, and names that try to take over a terminal."""
+
+from __future__ import annotations
+
+import math
+
+from fp16conv.reporting.report import (
+    Accuracy,
+    AnalyzeReport,
+    Backend,
+    Check,
+    ConvertReport,
+    DecisionSummary,
+    Evidence,
+    Finding,
+    HalfOutcome,
+    KeptGroup,
+    ModelFacts,
+    OperatorError,
+    OutputCheck,
+    OutputFile,
+    PlanReport,
+    Port,
+    Prediction,
+    Repair,
+    Report,
+    Severity,
+    Size,
+    ValidateReport,
+    ValidationResult,
+)
+
+HOSTILE = "a\x1b[31m\r\n\x9b2J[bold]\u202e\u2066" + "漢" * 60
+
+
+def model(name: str) -> ModelFacts:
+    return ModelFacts(
+        path=f"{name}.onnx",
+        digest="0" * 64,
+        opsets={"": 17, "com.microsoft": 1},
+        ir_version=8,
+        producer="pytorch 2.4",
+        ops=340,
+        op_types={name: 90, "Conv": 80, "Relu": 60, "Add": 50, "Exp": 40, "Mul": 15, "Softmax": 5},
+        inputs=(Port(name, "float", (1, "seq", None)),),
+        outputs=(Port("y", "float", None),),
+        weights=2_350_000,
+        macs=12_300_000,
+    )
+
+
+def decisions(name: str, groups: int = 9) -> DecisionSummary:
+    kept = tuple(
+        KeptGroup(
+            rule=f"rule-{i}" if i else "exp-overflow",
+            authority="built-in" if i else "evidence",
+            text=f"exp(x) is beyond 65504 from x = 11.09 on; {name} reaches 14.2 on your data, rule {i}",
+            count=groups - i,
+            op_types={"Exp": groups - i, name: 1, "Pow": 1, "Log": 1},
+            examples=tuple(f"/{name}/layer.{j}/Exp" for j in range(groups - i)),
+            macs_share=0.002 if i else None,
+        )
+        for i in range(groups)
+    )
+    return DecisionSummary(
+        fp16=290, fp32=45, mixed=5, verdicts={"allow": 85, "deny": 45}, casts=12, macs_share=0.9871, kept=kept
+    )
+
+
+def findings(name: str, count: int = 8) -> tuple[Finding, ...]:
+    severities = (Severity.NOTE, Severity.WARNING)
+    return tuple(
+        Finding(
+            severities[i % 2], f"rule-{i}", f"/{name}/{i}", f"{name} does something odd " * 4, "declare it"
+        )
+        for i in range(count)
+    )
+
+
+def validation(name: str, ok: bool) -> ValidationResult:
+    outputs = (
+        OutputCheck("y", "float", True, 3.1e-4, 0.002, 70.2, 0.99999, 0.999, elements=4000, limit=0.0213),
+        OutputCheck(name, "float", ok, 1e-7 if ok else math.inf, math.inf, new_inf=3, elements=10,
+                    limit=0.02, problems=() if ok else (f"3 elements of {name} are infinite",)),
+        OutputCheck("labels", "integer", True, elements=12),
+    )  # fmt: skip
+    limits = ("every FP16 tensor is rounded, but sums inside one operator are kept in FP32",)
+    return ValidationResult(
+        rtol=0.02,
+        atol=0.001,
+        ok=ok,
+        backends=(Backend("emulated", "ONNX Runtime 1.31.1 CPU, FP16 emulated", ok, outputs, limits),),
+        accuracy=(Accuracy("y", 0.9711, 0.9713),),
+        culprits=() if ok else (OperatorError(f"/{name}/Pow", "Pow", 0.4),),
+        notes=("not run on CUDA: no session gets it",),
+    )
+
+
+PREDICTION = Prediction("a10", "NVIDIA A10", 0.00123, 0.00071)
+REAL = Evidence(False, 3, ("a.npz", "b.npz", "c.npz"))
+SYNTHETIC = Evidence(True, 2, seed=0)
+
+
+def analyze(name: str = "encoder") -> AnalyzeReport:
+    return AnalyzeReport(
+        tool_version="0.0.0",
+        findings=findings(name),
+        next_command="fp16conv convert encoder.onnx -o encoder.fp16.onnx",
+        model=model(name),
+        decisions=decisions(name),
+        size=Size(2_350_000, 1_180_000),
+        prediction=PREDICTION,
+        half=HalfOutcome(False, f"/{name}/Pow_3", "Pow"),
+        evidence=SYNTHETIC,
+    )
+
+
+def convert(name: str = "encoder", *, ok: bool = True) -> ConvertReport:
+    return ConvertReport(
+        tool_version="0.0.0",
+        findings=findings(name, 2),
+        next_command="fp16conv validate a.onnx b.onnx",
+        model=model(name),
+        decisions=decisions(name, 3),
+        size=Size(2_350_000, 1_180_000),
+        output=OutputFile(f"{name}.fp16.onnx", 1_200_000, ("w.bin",)) if ok else None,
+        prediction=PREDICTION,
+        evidence=REAL,
+        checks=(Check("checker", True), Check("strict shapes", None, f"{name}: custom operators")),
+        validation=validation(name, ok),
+        repairs=(Repair(1, (f"/{name}/Pow_3", "/head/Exp"), math.inf),),
+    )
+
+
+def validate(name: str = "encoder", *, ok: bool = True) -> ValidateReport:
+    return ValidateReport(
+        tool_version="0.0.0",
+        reference=f"{name}.onnx",
+        candidate=f"{name}.fp16.onnx",
+        evidence=REAL,
+        validation=validation(name, ok),
+    )
+
+
+def plan(name: str = "encoder") -> PlanReport:
+    return PlanReport(
+        tool_version="0.0.0",
+        model_path=f"{name}.onnx",
+        plan_path="plan.json",
+        decisions=decisions(name, 3),
+        prediction=PREDICTION,
+        next_command="fp16conv convert encoder.onnx -o OUT.onnx --plan plan.json",
+    )
+
+
+def all_reports(name: str) -> dict[str, Report]:
+    return {
+        "analyze": analyze(name),
+        "convert": convert(name),
+        "convert_missed": convert(name, ok=False),
+        "plan": plan(name),
+        "validate": validate(name),
+        "validate_missed": validate(name, ok=False),
+    }
