@@ -11,7 +11,7 @@ variable.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -44,8 +44,7 @@ def emulate_model(model: ir.Model, *, options: EmulationOptions = DEFAULT) -> ir
     work, rounder, notes, narrow = retype_model(model, options)
     if options.fp16_accumulation:
         split_reductions(work, rounder, narrow)
-    work.meta[_NOTES] = tuple(notes)
-    return work
+    return _finish(work, notes)
 
 
 def emulation_notes(model: ir.Model) -> tuple[str, ...]:
@@ -112,8 +111,7 @@ class _PlanEmulation:
                 if any(self.is_fp16[t] and self.graph.typevars[t].defs for t in op.typevars)
             }
             split_reductions(self.work, self.rounder, narrow)
-        self.work.meta[_NOTES] = ()
-        return self.work
+        return _finish(self.work, ())
 
     def _saturate_fill(self, op: int) -> None:
         """A fill value that acts as infinity lives in an attribute."""
@@ -232,6 +230,19 @@ class _PlanEmulation:
             self.heads.setdefault(self._owner(twin), []).extend(nodes)
         else:
             self._owner(twin).insert_after(producer, nodes)
+
+
+def _finish(work: ir.Model, notes: Iterable[str]) -> ir.Model:
+    """Drop the declared shapes of results.
+
+    Where symbolic names in a file are wrong, ONNX Runtime would share buffers between values of two sizes.
+    It infers the shapes it needs.
+    """
+    for node in work.graph.all_nodes():
+        for output in node.outputs:
+            output.shape = None
+    work.meta[_NOTES] = tuple(notes)
+    return work
 
 
 def _prepend(graph: ir.Graph | ir.Function, nodes: list[ir.Node]) -> None:
