@@ -71,6 +71,7 @@ class PatternHit:
         typevars: ids of the type variables inside, ascending.
         reason: why, naming the numbers of this hit.
         one_precision: all of them must end in one precision, so that the runtime can fuse them.
+        saturated: ids of constant values that act as infinity in the idiom.
     """
 
     rule: str
@@ -78,6 +79,7 @@ class PatternHit:
     typevars: tuple[int, ...]
     reason: Reason
     one_precision: bool = False
+    saturated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
