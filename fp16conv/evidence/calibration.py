@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,11 @@ import numpy.typing as npt
 from fp16conv.evidence.summary import RangeSummary
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
-from fp16conv.execution.taps import tap
+from fp16conv.execution.taps import MEMORY_LIMIT, tap
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, Origin, RangeFact
 
-__all__ = ["Calibration", "calibrate"]
+__all__ = ["Calibration", "calibrate", "observe"]
 
 Shape = tuple[int, ...]
 
@@ -45,7 +46,7 @@ class Calibration:
 
 
 def calibrate(
-    loaded: LoadedModel, runtime: Runtime, feeds: FeedSource, *, memory_limit: int = 512 * 2**20
+    loaded: LoadedModel, runtime: Runtime, feeds: FeedSource, *, memory_limit: int = MEMORY_LIMIT
 ) -> Calibration:
     """Run the FP32 model over the data and record the range of every FLOAT value.
 
@@ -61,19 +62,31 @@ def calibrate(
     Raises:
         RuntimeFailure: the FP32 model does not run on these inputs.
     """
+    origin = Origin.OBSERVED if feeds.origin == "real" else Origin.SYNTHETIC
+    return observe(loaded, runtime, feeds, origin, memory_limit=memory_limit)
+
+
+def observe(
+    loaded: LoadedModel,
+    runtime: Runtime,
+    batches: Iterable[Mapping[str, Any]],
+    origin: Origin,
+    *,
+    memory_limit: int = MEMORY_LIMIT,
+) -> Calibration:
+    """Like `calibrate`, for batches that are no FeedSource; they are iterated several times."""
     graph = loaded.graph
     wanted = [v.id for v in graph.values if not v.is_constant and v.container is Container.TENSOR]
     summaries: dict[int, RangeSummary] = {}
     shapes: dict[int, Shape] = {}
-    batches: set[int] = set()
-    for batch, value, array in tap(loaded, runtime, feeds, wanted, memory_limit):
-        batches.add(batch)
+    seen: set[int] = set()
+    for batch, value, array in tap(loaded, runtime, batches, wanted, memory_limit):
+        seen.add(batch)
         shape = tuple(int(n) for n in array.shape)
         if value not in shapes or math.prod(shape) > math.prod(shapes[value]):
             shapes[value] = shape
         if graph.values[value].dtype is DataType.FLOAT:
             summaries.setdefault(value, RangeSummary()).update(array)
-    origin = Origin.OBSERVED if feeds.origin == "real" else Origin.SYNTHETIC
     facts: dict[int, RangeFact] = {}
     for value in sorted(summaries):
         if (fact := summaries[value].fact(origin)) is not None:
@@ -82,7 +95,7 @@ def calibrate(
         facts=facts,
         shapes=dict(sorted(shapes.items())),
         histograms={value: summaries[value].histogram() for value in facts},
-        batches=len(batches),
+        batches=len(seen),
         origin=origin,
         unobserved=tuple(
             v.id

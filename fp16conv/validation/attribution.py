@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fp16conv import half
+from fp16conv.evidence.calibration import observe
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.graph import DataType, ModelGraph, RangeFact
+from fp16conv.graph import DataType, ModelGraph, Origin, RangeFact
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.probe import Measurement, Probe
 
@@ -168,7 +169,8 @@ def repair_plan(
         dtypes: FLOAT or FLOAT16 per type variable id.
         feeds: inputs; the first `batches` are used.
         runtime: CPU runtime.
-        facts: ranges of values in FP32: spares most of the runs where something overflows.
+        facts: ranges of values in FP32; observed on the batches where something overflows and
+            none but those of constants are given.
         saturated: constants that become +-65504 instead of infinite.
         rtol: allowed relative L2 error per output.
         atol: allowed root mean square error per output, on top.
@@ -211,8 +213,13 @@ def repair_plan(
                 current[typevar] = DataType.FLOAT
             pinned.extend(chosen)
 
-        if not after.is_finite and facts is not None:
-            found = find_overflows(loaded.graph, current, facts, saturated)
+        if not after.is_finite:
+            known = dict(facts or {})
+            if all(fact.origin is Origin.CONSTANT for fact in known.values()):
+                # One FP32 run tells all overflows at once; bisection would take a round for each.
+                batch_list = [batch for batch, _ in probe.batches]
+                known |= observe(loaded, runtime, batch_list, Origin.OBSERVED).facts
+            found = find_overflows(loaded.graph, current, known, saturated)
             if found:
                 move(found, [t for b in found for t in b.typevars], after)
                 after = probe.measure(current)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fp16conv.errors import ValidationError
-from fp16conv.execution.emulator import emulate_model
+from fp16conv.execution.emulator import EmulationOptions, emulate_model, emulation_notes
 from fp16conv.execution.failures import RuntimeFailure
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Feeds, ModelSource, Results, Runtime, SessionHandle
@@ -33,13 +33,11 @@ __all__ = [
 Provider = Literal["auto", "emulated", "cuda"]
 Labels = Sequence[npt.NDArray[Any] | None]
 
-_LIMITS: Final[Mapping[str, tuple[str, ...]]] = {
-    "emulated": (
-        "sums inside one operator are kept in FP32, as Tensor Cores do: FP16 accumulation can be worse",
-        "it says nothing about speed or about which kernels a device has",
-    ),
-    "cuda": ("it shows this device and this version of ONNX Runtime only",),
-}
+_FP32_SUMS: Final = (
+    "sums inside one operator are kept in FP32, as Tensor Cores do: FP16 accumulation can be worse"
+)
+_NO_DEVICE: Final = "it says nothing about speed or about which kernels a device has"
+_ONE_DEVICE: Final = "it shows this device and this version of ONNX Runtime only"
 
 _NUMPY_OF_TYPE: Final[Mapping[str, Any]] = {
     "tensor(float)": np.float32,
@@ -166,6 +164,7 @@ def compare_models(
     allow_integer_changes: bool = False,
     runtime: Runtime | None = None,
     check: bool = True,
+    emulation: EmulationOptions | None = None,
 ) -> ValidationResult:
     """Compare a converted model with its FP32 original on the same inputs.
 
@@ -185,6 +184,7 @@ def compare_models(
         allow_integer_changes: integer, bool and string outputs may change.
         runtime: CPU runtime to use; one is started and ended where none is given.
         check: whether to try the candidate on the CPU provider.
+        emulation: pessimistic switches of the emulator.
 
     Returns:
         The verdict with metrics per output and backend.
@@ -199,7 +199,7 @@ def compare_models(
         cpu = runtime if runtime is not None else stack.enter_context(Runtime())
         session = load_reference(cpu, reference)
         _check_names(session, candidate)
-        options = _Options(rtol, atol, allow_integer_changes, labels)
+        options = _Options(rtol, atol, allow_integer_changes, labels, emulation or EmulationOptions())
         backends: list[BackendResult] = []
         findings: list[RuntimeFinding] = []
         notes: list[str] = []
@@ -323,6 +323,7 @@ class _Options:
     atol: float
     allow_integer_changes: bool
     labels: Labels | None
+    emulation: EmulationOptions
 
     def label(self, batch: int) -> npt.NDArray[Any] | None:
         if self.labels is None or batch >= len(self.labels):
@@ -359,16 +360,27 @@ def _compare_emulated(
     cpu: Runtime, session: SessionHandle, candidate: LoadedModel, feeds: FeedSource, options: _Options
 ) -> tuple[BackendResult, int]:
     try:
-        emulated = cpu.load(emulate_model(candidate.model))
+        model = emulate_model(candidate.model, options=options.emulation)
+        emulated = cpu.load(model)
         outputs, batches = _compare(session, _pairs(cpu, session, cpu, emulated, feeds), options)
         cpu.unload(emulated)
     except RuntimeFailure as failure:
         raise ValidationError(
             "the converted model could not be emulated", where=candidate.graph.source, why=str(failure)
         ) from failure
-    description = f"FP16 rounding emulated on {cpu.name} {cpu.version}, CPU"
+    switches = [
+        text
+        for text, on in (
+            ("FP16 accumulation", options.emulation.fp16_accumulation),
+            ("subnormals flushed", options.emulation.flush_subnormals),
+        )
+        if on
+    ]
+    description = ", ".join([f"FP16 rounding emulated on {cpu.name} {cpu.version}, CPU", *switches])
+    sums = () if options.emulation.fp16_accumulation else (_FP32_SUMS,)
+    limits = (*sums, _NO_DEVICE, *emulation_notes(model))
     ok = all(m.ok for m in outputs)
-    return BackendResult("emulated", description, _LIMITS["emulated"], outputs, (), ok), batches
+    return BackendResult("emulated", description, limits, outputs, (), ok), batches
 
 
 def _find_cuda(stack: contextlib.ExitStack, reference: LoadedModel) -> tuple[Runtime | None, str]:
@@ -409,7 +421,7 @@ def _compare_cuda(
     )
     description = f"{cuda.name} {cuda.version}, CUDA"
     ok = all(m.ok for m in outputs) and not fallbacks
-    return BackendResult("cuda", description, _LIMITS["cuda"], outputs, fallbacks, ok), batches
+    return BackendResult("cuda", description, (_ONE_DEVICE,), outputs, fallbacks, ok), batches
 
 
 def _check_names(session: SessionHandle, candidate: LoadedModel) -> None:

@@ -87,12 +87,12 @@ class Probe:
         if outputs is not None and (unknown := sorted(set(outputs) - set(known))):
             raise ValidationError(f"no output is named '{unknown[0]}'", hint=f"there is {', '.join(known)}")
         self.outputs = tuple(n for n in known if outputs is None or n in outputs)
-        self._batches: list[tuple[Feeds, Results]] = []
+        self.batches: list[tuple[Feeds, Results]] = []
         for batch in itertools.islice(feeds, batches):
             results = run_reference(runtime, session, loaded.graph.source, batch)
-            self._batches.append((batch, {name: results[name] for name in self.outputs}))
+            self.batches.append((batch, {name: results[name] for name in self.outputs}))
         runtime.unload(session)
-        if not self._batches:
+        if not self.batches:
             raise ValidationError(
                 "there is no batch to measure on", hint="give data, or let inputs be made up"
             )
@@ -103,7 +103,7 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._batches.clear()
+        self.batches.clear()
 
     def measure(self, dtypes: Sequence[DataType]) -> Measurement:
         """Emulate the model with this dtype (FLOAT or FLOAT16) per type variable id, and compare.
@@ -115,7 +115,7 @@ class Probe:
         session = self.runtime.load(emulate_plan(self.loaded, dtypes, saturated=self._saturated))
         comparisons = {name: OutputComparison(name) for name in self.outputs}
         try:
-            for batch, reference in self._batches:
+            for batch, reference in self.batches:
                 results = self.runtime.run(session, match_feeds(session, batch), self.outputs)
                 for name, comparison in comparisons.items():
                     comparison.update(reference[name], results[name])

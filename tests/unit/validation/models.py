@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 import onnx.parser
 
+from fp16conv.execution.feeds import Batch, FeedSource
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import DataType
 
@@ -18,17 +20,9 @@ Array = np.ndarray[Any, Any]
 HEAD = '<ir_version: 9, opset_import: ["" : 18]>\n'
 
 
-class Batches:
+def batches(*items: Batch, origin: Literal["real", "synthetic"] = "real") -> FeedSource:
     """Inputs given in the test."""
-
-    def __init__(self, *batches: Mapping[str, Array], origin: str = "real") -> None:
-        self.batches, self.origin = batches, origin
-
-    def __iter__(self) -> Iterator[Mapping[str, Array]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
+    return FeedSource(origin, "given in the test", tuple(partial(dict, item) for item in items))
 
 
 def write(

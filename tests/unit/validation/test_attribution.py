@@ -19,7 +19,7 @@ from fp16conv.validation.attribution import (
 from fp16conv.validation.outlook import what_half_does
 from fp16conv.validation.probe import NONFINITE, Probe
 from tests.unit.validation.models import (
-    Batches,
+    batches,
     cancellation,
     deep_cnn,
     everything,
@@ -28,9 +28,9 @@ from tests.unit.validation.models import (
 )
 
 RNG = np.random.default_rng(7)
-IMAGE = Batches({"x": RNG.normal(size=(1, 4, 8, 8)).astype(np.float32)})
-ROWS = Batches({"x": RNG.normal(size=(4, 16)).astype(np.float32)})
-SMALL_ROWS = Batches({"x": RNG.normal(size=(4, 8)).astype(np.float32)})
+IMAGE = batches({"x": RNG.normal(size=(1, 4, 8, 8)).astype(np.float32)})
+ROWS = batches({"x": RNG.normal(size=(4, 16)).astype(np.float32)})
+SMALL_ROWS = batches({"x": RNG.normal(size=(4, 8)).astype(np.float32)})
 
 
 def made_by(loaded, blame: Blame) -> str:
@@ -128,7 +128,7 @@ def test_only_the_outputs_asked_for_count(tmp_path: Path, runtime: Runtime) -> N
         broken = Mul(big, k)
     }"""
     loaded = write(tmp_path, text, {"k": np.array(1e4, np.float32)})
-    feeds = Batches({"x": np.array([1.0, 2.0, 3.0], np.float32)})
+    feeds = batches({"x": np.array([1.0, 2.0, 3.0], np.float32)})
     assert attribute(loaded, everything(loaded), feeds, runtime, ["fine"]) == ()
     blames = attribute(loaded, everything(loaded), feeds, runtime, ["broken"])
     assert made_by(loaded, blames[0]) == "broken"
@@ -155,7 +155,7 @@ def test_candidates_are_the_fewest_that_reach_the_target() -> None:
 
 def test_a_probe_counts_new_infinities_above_any_norm(tmp_path: Path, runtime: Runtime) -> None:
     loaded = write(tmp_path, "g (float[2] x) => (float[2] y) { y = Mul(x, x) }")
-    with Probe(loaded, Batches({"x": np.array([300.0, 1.0], np.float32)}), runtime) as probe:
+    with Probe(loaded, batches({"x": np.array([300.0, 1.0], np.float32)}), runtime) as probe:
         half = probe.measure(everything(loaded))
         exact = probe.measure([DataType.FLOAT] * len(loaded.graph.typevars))
     assert half.error == NONFINITE * 1.5
@@ -166,7 +166,7 @@ def test_a_probe_counts_new_infinities_above_any_norm(tmp_path: Path, runtime: R
 def test_a_probe_without_a_batch_is_an_error(tmp_path: Path, runtime: Runtime) -> None:
     loaded = write(tmp_path, "g (float[2] x) => (float[2] y) { y = Relu(x) }")
     with pytest.raises(ValidationError, match="no batch"):
-        Probe(loaded, Batches(), runtime)
+        Probe(loaded, batches(), runtime)
 
 
 def test_what_half_does_names_the_culprit(tmp_path: Path, runtime: Runtime) -> None:
@@ -180,7 +180,7 @@ def test_what_half_does_names_the_culprit(tmp_path: Path, runtime: Runtime) -> N
 
 def test_what_half_does_to_a_harmless_model(tmp_path: Path, runtime: Runtime) -> None:
     loaded = write(tmp_path, "g (float[2] x) => (float[2] y) { y = Relu(x) }")
-    outlook = what_half_does(loaded, Batches({"x": np.ones(2, np.float32)}), runtime)
+    outlook = what_half_does(loaded, batches({"x": np.ones(2, np.float32)}), runtime)
     assert outlook.ok
     assert outlook.culprits == ()
     assert outlook.describe() == "model.half() would be within tolerance"
@@ -193,5 +193,5 @@ def test_what_half_does_says_where_the_nan_comes_from(tmp_path: Path, runtime: R
         y = Div(square, twice)
     }"""
     loaded = write(tmp_path, text)
-    outlook = what_half_does(loaded, Batches({"x": np.array([300.0, 1.0], np.float32)}), runtime)
+    outlook = what_half_does(loaded, batches({"x": np.array([300.0, 1.0], np.float32)}), runtime)
     assert "would give NaN in output y, first at" in outlook.describe()

@@ -10,7 +10,7 @@ import pytest
 from fp16conv.errors import ValidationError
 from fp16conv.execution.runtime import Runtime
 from fp16conv.validation.compare import compare_models
-from tests.unit.validation.models import Batches, write
+from tests.unit.validation.models import batches, write
 
 THOUSAND = {"h": np.array(1000.0, np.float32), "s": np.array(1e-3, np.float32)}
 CHAIN = "g (float[2] x) => (float[2] y) { a = Mul(x, h) y = Mul(a, s) }"
@@ -20,8 +20,8 @@ HALF_CHAIN = """g (float[2] x) => (float[2] y) {
     y16 = Mul(a, s)
     y = Cast<to=1>(y16)
 }"""
-FEEDS = Batches({"x": np.array([100.0, 2.0], np.float32)})
-TAME = Batches({"x": np.array([10.0, 2.0], np.float32)})
+FEEDS = batches({"x": np.array([100.0, 2.0], np.float32)})
+TAME = batches({"x": np.array([10.0, 2.0], np.float32)})
 
 
 def halves(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -41,7 +41,7 @@ def test_the_overflow_that_the_cpu_provider_hides_is_seen(pair, runtime: Runtime
     assert y.new_inf == 1
     with Runtime(threads=1) as other:  # what a naive comparison would have looked at
         session = other.load(pair[1].model)
-        assert np.isfinite(other.run(session, FEEDS.batches[0])["y"]).all()
+        assert np.isfinite(other.run(session, next(iter(FEEDS)))["y"]).all()
 
 
 def test_within_range_the_same_model_is_fine(pair, runtime: Runtime) -> None:
@@ -57,7 +57,7 @@ def test_within_range_the_same_model_is_fine(pair, runtime: Runtime) -> None:
 
 
 def test_made_up_inputs_are_called_that(pair, runtime: Runtime) -> None:
-    feeds = Batches(*TAME.batches, origin="synthetic")
+    feeds = batches(*TAME, origin="synthetic")
     assert compare_models(*pair, feeds, runtime=runtime, check=False).inputs == "synthetic"
 
 
@@ -85,7 +85,7 @@ def test_tolerances_are_those_asked_for(pair, runtime: Runtime) -> None:
 
 def test_labels_give_the_accuracy_of_both(tmp_path: Path, runtime: Runtime) -> None:
     model = write(tmp_path, "g (float[N,3] x) => (float[N,3] y) { y = Softmax(x) }")
-    feeds = Batches({"x": np.eye(3, dtype=np.float32)}, {"x": np.eye(3, dtype=np.float32)})
+    feeds = batches({"x": np.eye(3, dtype=np.float32)}, {"x": np.eye(3, dtype=np.float32)})
     labels = [np.array([0, 1, 2]), np.array([0, 1, 1])]
     (y,) = compare_models(model, model, feeds, labels=labels, runtime=runtime, check=False).outputs
     assert (y.reference_accuracy, y.accuracy) == (pytest.approx(5 / 6), pytest.approx(5 / 6))
@@ -95,7 +95,7 @@ def test_changed_integers_fail_unless_allowed(tmp_path: Path, runtime: Runtime) 
     reference = write(tmp_path, "g (float[2] x) => (int64[2] n) { n = Cast<to=7>(x) }", name="reference")
     text = "g (float[2] x) => (int64[2] n) { x16 = Cast<to=10>(x) n = Cast<to=7>(x16) }"
     candidate = write(tmp_path, text, name="candidate")
-    feeds = Batches({"x": np.array([2049.0, 5.0], np.float32)})
+    feeds = batches({"x": np.array([2049.0, 5.0], np.float32)})
     result = compare_models(reference, candidate, feeds, runtime=runtime, check=False)
     assert result.outputs[0].changed == 1
     assert not result.ok
@@ -107,7 +107,7 @@ def test_changed_integers_fail_unless_allowed(tmp_path: Path, runtime: Runtime) 
 
 
 def test_a_reference_that_does_not_run_is_an_error(pair, runtime: Runtime) -> None:
-    feeds = Batches({"x": np.zeros((3, 4), np.float32)})
+    feeds = batches({"x": np.zeros((3, 4), np.float32)})
     with pytest.raises(ValidationError, match="FP32 model itself does not run"):
         compare_models(*pair, feeds, runtime=runtime)
 
@@ -140,7 +140,7 @@ def test_other_output_names_are_an_error(tmp_path: Path, pair, runtime: Runtime)
 
 def test_no_batch_is_an_error(pair, runtime: Runtime) -> None:
     with pytest.raises(ValidationError, match="no batch"):
-        compare_models(*pair, Batches(), runtime=runtime)
+        compare_models(*pair, batches(), runtime=runtime)
 
 
 def test_an_unknown_provider_is_an_error(pair, runtime: Runtime) -> None:
@@ -197,7 +197,7 @@ def test_a_runtime_without_a_kernel_is_a_finding_and_the_verdict_rests_on_the_re
         weights,
         "candidate",
     )
-    feeds = Batches({"d": np.ones(3, np.float32), "u": np.ones(2, np.float32)})
+    feeds = batches({"d": np.ones(3, np.float32), "u": np.ones(2, np.float32)})
     result = compare_models(reference, candidate, feeds, runtime=runtime)
     assert result.ok
     (finding,) = result.findings
