@@ -1,9 +1,10 @@
 """Train the bundled samples on scikit-learn's digits and write them here as ONNX files with labelled inputs.
 
-    python -m venv .venv-samples && .venv-samples/bin/pip install torch onnx onnxscript onnxruntime scikit-learn
-    .venv-samples/bin/python samples/train.py
+    python -m venv /tmp/train
+    /tmp/train/bin/pip install torch onnx onnxscript onnxruntime scikit-learn
+    /tmp/train/bin/python samples/train.py
 
-Deterministic on one machine (fixed seeds, one thread); another BLAS may change the last digits of the weights.
+Deterministic on one machine (fixed seeds, one thread); another BLAS may change the weights' last digits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CALIBRATION_ROWS = 256
 
 
 class ConvNet(nn.Module):
-    """Three convolutions with BatchNorm, one of them depthwise, and a residual block: 8x8 images to 10 classes."""
+    """Convolutions with BatchNorm, one of them depthwise, and a residual: 8x8 images to 10 classes."""
 
     def __init__(self) -> None:
         super().__init__()

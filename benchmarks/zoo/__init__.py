@@ -1,1 +1,1 @@
-"""Real trained models that PyPI packages carry, with data that fits each of them. Used by tests and benchmarks."""
+"""Real trained models that PyPI packages carry, with data that fits each of them."""

