@@ -72,7 +72,10 @@ def emulate_plan(
         A new FP32 model with the same interface; values keep their names and hold the rounded numbers.
     """
     work = loaded.model.clone()
-    return _PlanEmulation(loaded, work, dtypes, frozenset(saturated), options).run()
+    rounded = _PlanEmulation(loaded, work, dtypes, frozenset(saturated), options).run()
+    if any(value.dtype is DataType.FLOAT16 for value in loaded.graph.values):
+        return emulate_model(rounded, options=options)  # the user's own FP16 parts
+    return rounded
 
 
 class _PlanEmulation:

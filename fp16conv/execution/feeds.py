@@ -6,6 +6,7 @@ import difflib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ class FeedSource:
     origin: Literal["real", "synthetic"]
     description: str
     _makers: tuple[Callable[[], Batch], ...] = field(repr=False)
+    _label_readers: tuple[Callable[[], Any], ...] = field(default=(), repr=False)
 
     def __iter__(self) -> Iterator[Batch]:
         for make in self._makers:
@@ -49,18 +51,24 @@ class FeedSource:
     def __len__(self) -> int:
         return len(self._makers)
 
+    @property
+    def labels(self) -> list[Any] | None:
+        """Class labels per batch, None where the data carries none."""
+        return [read() for read in self._label_readers] or None
+
     def describe(self) -> str:
         """One line for reports: where the numbers come from."""
         return self.description
 
 
-def load_feeds(paths: Sequence[Path | str], graph: ModelGraph) -> FeedSource:
+def load_feeds(paths: Sequence[Path | str], graph: ModelGraph, *, labels: str = "") -> FeedSource:
     """Read batches from `.npz` files, or from folders of them; one file is one batch, read when it is needed.
 
     Args:
         paths: files and folders; a folder's files in the order of their names.
         graph: the model; arrays carry the names, dtypes and ranks of its inputs. The items of a sequence
             input `x` are `x.0`, `x.1` ...
+        labels: name of one more array in every file, the class labels; empty where there is none.
 
     Returns:
         A source of origin `real`. The first file is checked here, the others when they are read.
@@ -71,10 +79,15 @@ def load_feeds(paths: Sequence[Path | str], graph: ModelGraph) -> FeedSource:
     files = [file for path in paths for file in _expand(Path(path))]
     if not files:
         raise DataError("no data files given", hint="name at least one .npz file or a folder of them")
-    _read(files[0], graph)
+    _read(files[0], graph, labels)
     names = files[0].name if len(files) == 1 else f"{files[0].name} ... {files[-1].name}"
     count = f"{len(files)} batch" + ("es" if len(files) > 1 else "")
-    return FeedSource("real", f"real data, {count} ({names})", tuple(_reader(file, graph) for file in files))
+    return FeedSource(
+        "real",
+        f"real data, {count} ({names})",
+        tuple(partial(_read, file, graph, labels) for file in files),
+        tuple(partial(_read_labels, file, labels) for file in files) if labels else (),
+    )
 
 
 def synthesize(
@@ -192,11 +205,28 @@ def _expand(path: Path) -> list[Path]:
     return [path]
 
 
-def _reader(file: Path, graph: ModelGraph) -> Callable[[], Batch]:
-    return lambda: _read(file, graph)
+def _read(file: Path, graph: ModelGraph, labels: str) -> Batch:
+    arrays = _load(file)
+    if labels:
+        _pop_labels(arrays, file, labels)
+    return _check(arrays, graph, str(file))
 
 
-def _read(file: Path, graph: ModelGraph) -> Batch:
+def _read_labels(file: Path, labels: str) -> Any:
+    return _pop_labels(_load(file), file, labels)
+
+
+def _pop_labels(arrays: Batch, file: Path, labels: str) -> Any:
+    if labels not in arrays:
+        raise DataError(
+            f"holds no array '{labels}' with the labels",
+            where=str(file),
+            hint=_suggest(labels, arrays, "arrays"),
+        )
+    return arrays.pop(labels)
+
+
+def _load(file: Path) -> Batch:
     try:
         with np.load(file, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -205,7 +235,7 @@ def _read(file: Path, graph: ModelGraph) -> Batch:
                     where=str(file),
                     hint="use numpy.savez(FILE, name=array)",
                 )
-            arrays = {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in archive.files}
     except DataError:
         raise
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
@@ -215,7 +245,6 @@ def _read(file: Path, graph: ModelGraph) -> Batch:
             why=str(error),
             hint="use numpy.savez(FILE, input_name=array, ...) with plain arrays",
         ) from None
-    return _check(arrays, graph, str(file))
 
 
 def _check(arrays: Mapping[str, Any], graph: ModelGraph, where: str) -> Batch:
@@ -243,7 +272,7 @@ def _check(arrays: Mapping[str, Any], graph: ModelGraph, where: str) -> Batch:
             hint=_suggest(extra[0], missing or inputs),
         )
     for name, value in inputs.items():
-        if name not in batch and value.id not in graph.constants:
+        if name not in batch and value.id not in graph.defaults:
             raise DataError(
                 f"input '{name}' is missing", where=where, hint=f"the model needs {_listing(inputs)}"
             )
@@ -281,10 +310,10 @@ def _shape_problem(shape: tuple[int, ...], value: Value) -> str:
     return ""
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def _suggest(name: str, known: Iterable[str], kind: str = "inputs") -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, 1, 0.5)
-    return f"did you mean '{close[0]}'?" if close else f"the inputs are {_listing(names)}"
+    return f"did you mean '{close[0]}'?" if close else f"the {kind} are {_listing(names)}"
 
 
 def _listing(names: Iterable[str]) -> str:
