@@ -244,6 +244,8 @@ class _Importer:
             if is_weight_input and value.is_initializer():
                 continue
             inputs.append(self._add(value, scope, ValueKind.INPUT, slot=slot))
+            if value.is_initializer():
+                self.builder.mark_default(inputs[-1])
         for value in initializers.values():
             if value not in self._ids:
                 self._add(value, scope, ValueKind.CONSTANT, tensor=value.const_value)

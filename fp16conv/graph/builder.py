@@ -64,6 +64,7 @@ class GraphBuilder:
         self._typevars: list[TypeVar] = []
         self._typevars_of_op: dict[int, list[int]] = {}
         self._constants: dict[int, Tensor] = {}
+        self._defaults: set[int] = set()
 
     def add_scope(
         self, kind: ScopeKind, name: str, parent: int | None = None, owner: int | None = None
@@ -94,6 +95,10 @@ class GraphBuilder:
         if tensor is not None:
             self._constants[index] = tensor
         return index
+
+    def mark_default(self, value: int) -> None:
+        """Note that a main graph input has a default value."""
+        self._defaults.add(value)
 
     def add_op(
         self,
@@ -206,6 +211,7 @@ class GraphBuilder:
             scopes,
             tuple(self._typevars),
             self._constants,
+            frozenset(self._defaults),
             of_use,
             of_value,
             tuple(tuple(uses) for uses in consumers),

@@ -24,6 +24,7 @@ class ModelGraph:
         digest: sha256 of the model, binds plans to it.
         opsets: version per imported domain.
         constants: value id -> tensor, for every value of kind CONSTANT whose numbers are in the file.
+        defaults: main graph inputs that need not be fed.
     """
 
     source: str
@@ -34,6 +35,7 @@ class ModelGraph:
     scopes: tuple[Scope, ...]
     typevars: tuple[TypeVar, ...]
     constants: Mapping[int, Tensor]
+    defaults: frozenset[int]
     _of_use: Mapping[Use, int] = field(repr=False)
     _of_value: Mapping[int, int] = field(repr=False)
     _consumers: tuple[tuple[Use, ...], ...] = field(repr=False)

@@ -1,0 +1,310 @@
+"""The verbs as functions: each one readable pipeline from file to result. The same words as the flags."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Unpack
+
+import fp16conv
+from fp16conv.conversion.loss_guard import refuse_losses
+from fp16conv.conversion.save import check_target
+from fp16conv.execution.feeds import FeedSource
+from fp16conv.execution.runtime import Runtime
+from fp16conv.frontends.onnx import LoadedModel, load_onnx
+from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
+from fp16conv.planning.devices import load_device
+from fp16conv.planning.plan import PrecisionPlan
+from fp16conv.planning.serialize import bind_plan, load_plan
+from fp16conv.reporting.comparison import find_in_validation, summarize_validation
+from fp16conv.reporting.progress import Progress
+from fp16conv.reporting.report import (
+    AnalyzeReport,
+    ConvertReport,
+    Evidence,
+    Finding,
+    HalfOutcome,
+    ModelFacts,
+    OutputFile,
+    Severity,
+    ValidateReport,
+)
+from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
+from fp16conv.study import InputWords, OptionWords, Options, Study, open_feeds, read_options, start_study
+from fp16conv.validation.compare import Provider
+from fp16conv.validation.metrics import ATOL, RTOL
+from fp16conv.validation.outlook import HalfOutlook, what_half_does
+
+__all__ = ["analyze", "convert", "load", "plan", "validate"]
+
+PathLike = str | os.PathLike[str]
+Source = PathLike | LoadedModel
+"""A path, or a model that was loaded before."""
+
+MAX_REPAIRS = 3  # rounds of: attribute the error, move the worst to FP32, plan again
+
+
+def load(model: PathLike) -> LoadedModel:
+    """Read an .onnx file and check that nothing in it would be lost.
+
+    Args:
+        model: path; external data must lie in its folder.
+
+    Returns:
+        the onnx_ir model, its ModelGraph and the map between them.
+
+    Raises:
+        ModelError: it cannot be read, or holds what a conversion could not keep.
+    """
+    loaded = load_onnx(model)
+    refuse_losses(loaded.proto, str(model))
+    return loaded
+
+
+def analyze(
+    model: Source, *, progress: Progress | None = None, **options: Unpack[OptionWords]
+) -> AnalyzeReport:
+    """Audit a model: what can run in FP16, what stays FP32 and why. Nothing is edited.
+
+    Args:
+        model: path of an .onnx file, or a loaded model.
+        progress: told about each step.
+        **options: see `OptionWords`.
+
+    Returns:
+        the report; `report.ok` is False where a finding has severity error.
+
+    Raises:
+        ModelError: the model cannot be read.
+        DataError: the data does not fit the model's inputs.
+        UsageError: an option is wrong.
+    """
+    chosen = read_options(**options)
+    with Runtime() as runtime:
+        study = start_study(_load(model), chosen, runtime, progress)
+        _tell(progress, "planning")
+        made = study.plan()
+        half = HalfOutcome(None, note=study.unobserved)
+        if study.calibration is not None:
+            _tell(progress, "trying model.half()")
+            half = _summarize_half(what_half_does(study.loaded, study.feeds, runtime, facts=study.facts))
+    return AnalyzeReport(
+        tool_version=fp16conv.__version__,
+        options=chosen.recorded(),
+        model=_describe(study),
+        decisions=summarize_decisions(made, study.costs.macs),
+        size=read_size(made),
+        prediction=read_prediction(made, load_device(chosen.device)),
+        half=half,
+        evidence=_evidence(study.feeds, chosen, study.calibration.batches if study.calibration else 0),
+        findings=tuple(_findings(study, half)),
+    )
+
+
+def plan(
+    model: Source, *, progress: Progress | None = None, **options: Unpack[OptionWords]
+) -> PrecisionPlan:
+    """Decide the precision of every type variable.
+
+    Args:
+        model: path of an .onnx file, or a loaded model.
+        progress: told about each step.
+        **options: see `OptionWords`.
+
+    Returns:
+        the plan; `planning.serialize.save_plan` writes it.
+
+    Raises:
+        ModelError, DataError, UsageError: as in `analyze`.
+    """
+    with Runtime() as runtime:
+        return start_study(_load(model), read_options(**options), runtime, progress).plan()
+
+
+def convert(
+    model: Source,
+    output: PathLike,
+    *,
+    plan: PrecisionPlan | PathLike | None = None,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    validate: bool = True,
+    repair: bool = True,
+    allow_out_of_tolerance: bool = False,
+    allow_integer_changes: bool = False,
+    provider: Provider = "auto",
+    progress: Progress | None = None,
+    **options: Unpack[OptionWords],
+) -> ConvertReport:
+    """Convert a model: decide, insert the casts, verify, compare with FP32, save.
+
+    The file gets its name only after it passed the checker, strict type inference and the honest comparison.
+    Where the tolerance is missed, the operators that cause it move to FP32, a bounded number of times.
+
+    Args:
+        model: path of an .onnx file, or a loaded model.
+        output: file to write; never the input.
+        plan: a plan to apply instead of making one.
+        rtol: allowed relative L2 error per output.
+        atol: allowed root mean square error per output, on top.
+        validate: compare with the FP32 model before saving.
+        repair: move operators to FP32 where the tolerance is missed.
+        allow_out_of_tolerance: write the file even so.
+        allow_integer_changes: integer outputs may differ.
+        provider: auto, emulated or cuda.
+        progress: told about each step.
+        **options: see `OptionWords`.
+
+    Returns:
+        the report; `report.output` is None where nothing was written because the tolerance was missed.
+
+    Raises:
+        ConversionError: the result is not valid; no file was written.
+        ValidationError: the comparison could not run; no file was written.
+        ModelError, DataError, UsageError, PlanError: as in `analyze`.
+    """
+    chosen = read_options(**options)
+    loaded = _load(model)
+    check_target(Path(output), loaded)
+    given = _read_plan(plan, loaded)
+    with Runtime() as runtime:
+        study = start_study(
+            loaded, chosen, runtime, progress, observe=given is None and (validate or bool(chosen.data))
+        )
+        comparison = None
+        if validate:
+            comparison = Comparison(runtime, provider, rtol, atol, allow_integer_changes)
+        job = ConversionJob(study, Path(output), comparison, allow_out_of_tolerance, progress)
+        outcome = job.run(given, MAX_REPAIRS if repair and given is None else 0)
+        return _report_conversion(study, comparison, outcome)
+
+
+def validate(
+    reference: Source,
+    candidate: Source,
+    *,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    allow_integer_changes: bool = False,
+    provider: Provider = "auto",
+    progress: Progress | None = None,
+    **inputs: Unpack[InputWords],
+) -> ValidateReport:
+    """Compare two models on the same inputs: the reference in FP32, the candidate in honest FP16.
+
+    Args:
+        reference: the FP32 model.
+        candidate: the converted model.
+        rtol: allowed relative L2 error per output.
+        atol: allowed root mean square error per output, on top.
+        allow_integer_changes: integer outputs may differ.
+        provider: auto, emulated or cuda.
+        progress: told about each step.
+        **inputs: see `InputWords`.
+
+    Returns:
+        the report; `report.ok` is False where an output is out of tolerance.
+
+    Raises:
+        ValidationError: the comparison could not run.
+        ModelError, DataError, UsageError: as in `analyze`.
+    """
+    chosen = read_options(**inputs)
+    first, second = _load(reference), _load(candidate)
+    feeds = open_feeds(first, chosen)
+    _tell(progress, "comparing")
+    with Runtime() as runtime:
+        comparison = Comparison(runtime, provider, rtol, atol, allow_integer_changes)
+        result = comparison.run(first, second, feeds)
+    return ValidateReport(
+        tool_version=fp16conv.__version__,
+        options=chosen.recorded(),
+        reference=first.graph.source,
+        candidate=second.graph.source,
+        evidence=_evidence(feeds, chosen, result.batches),
+        validation=summarize_validation(result),
+        findings=find_in_validation(result),
+    )
+
+
+def _tell(progress: Progress | None, step: str) -> None:
+    if progress is not None:
+        progress(step)
+
+
+def _load(model: Source) -> LoadedModel:
+    return model if isinstance(model, LoadedModel) else load(model)
+
+
+def _read_plan(plan: PrecisionPlan | PathLike | None, loaded: LoadedModel) -> PrecisionPlan | None:
+    if plan is None:
+        return None
+    if isinstance(plan, PrecisionPlan):
+        return bind_plan(plan, loaded.graph)
+    return load_plan(Path(plan), loaded.graph)
+
+
+def _describe(study: Study) -> ModelFacts:
+    proto = study.loaded.proto
+    return describe_model(
+        study.loaded.graph,
+        ir_version=proto.ir_version,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        macs=sum(study.costs.macs.values()) or None,
+    )
+
+
+def _evidence(feeds: FeedSource, options: Options, batches: int) -> Evidence:
+    synthetic = feeds.origin == "synthetic"
+    return Evidence(synthetic, batches, options.data, options.seed if synthetic else None, feeds.describe())
+
+
+def _summarize_half(outlook: HalfOutlook) -> HalfOutcome:
+    broken = [m for m in outlook.outputs if m.new_nan or m.new_inf]
+    cause = (outlook.overflowing or outlook.culprits)[:1]
+    errors = [m.relative_l2 for m in outlook.outputs if m.kind == "float" and m.relative_l2 is not None]
+    return HalfOutcome(
+        finite=not broken,
+        first_overflow=cause[0].label if cause and (broken or outlook.overflowing) else "",
+        first_overflow_type=cause[0].op_type if cause and (broken or outlook.overflowing) else "",
+        rel_l2=max(errors, default=None),
+        within_tolerance=outlook.ok,
+        note=outlook.describe(),
+    )
+
+
+def _findings(study: Study, half: HalfOutcome | None = None) -> Iterator[Finding]:
+    source = study.loaded.graph.source
+    if study.calibration is None and study.unobserved:
+        yield Finding(Severity.WARNING, "not-observed", source, f"ranges are unknown: {study.unobserved}")
+    if half is not None and half.within_tolerance is False:
+        yield Finding(Severity.WARNING, "half-unsafe", half.first_overflow or source, half.note)
+
+
+def _report_conversion(study: Study, comparison: Comparison | None, outcome: Outcome) -> ConvertReport:
+    findings = list(_findings(study))
+    validation = None
+    if outcome.result is not None and comparison is not None:
+        culprits = () if outcome.result.ok else culprits_of(study, comparison, outcome.plan)
+        validation = summarize_validation(outcome.result, culprits)
+        findings += find_in_validation(outcome.result)
+    written = None
+    if outcome.files:
+        model, *external = outcome.files
+        nbytes = sum(file.stat().st_size for file in outcome.files)
+        written = OutputFile(str(model), nbytes, tuple(map(str, external)))
+    return ConvertReport(
+        tool_version=fp16conv.__version__,
+        options=dict(outcome.plan.options),
+        model=_describe(study),
+        decisions=summarize_decisions(outcome.plan, study.costs.macs),
+        size=read_size(outcome.plan),
+        output=written,
+        prediction=read_prediction(outcome.plan, load_device(study.options.device)),
+        evidence=_evidence(study.feeds, study.options, outcome.result.batches if outcome.result else 0),
+        checks=outcome.checks,
+        validation=validation,
+        repairs=outcome.repairs,
+        findings=tuple(findings),
+    )

@@ -1,0 +1,260 @@
+"""Study: everything known about a model before a decision is carried out - evidence, verdicts, prices.
+
+The first half of every verb: load, observe, judge, plan.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from fp16conv.errors import ValidationError
+from fp16conv.evidence.calibration import Calibration, calibrate
+from fp16conv.evidence.constants import constant_facts
+from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
+from fp16conv.execution.runtime import Runtime
+from fp16conv.frontends.onnx import LoadedModel, load_onnx
+from fp16conv.graph import RangeFact
+from fp16conv.planning.costs import CostModel, estimate_costs
+from fp16conv.planning.devices import load_device
+from fp16conv.planning.macs import Shape
+from fp16conv.planning.plan import PrecisionPlan
+from fp16conv.planning.planner import make_plan
+from fp16conv.reporting.progress import Progress
+from fp16conv.rulebook.book import RuleBook, load_book
+from fp16conv.rulebook.judge import judge
+from fp16conv.rulebook.types import Authority, Judgement, Reason, Verdict, Verdicts
+
+__all__ = ["InputWords", "OptionWords", "Options", "Study", "open_feeds", "read_options", "start_study"]
+
+Words = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+MEMORY_LIMIT = 512 * 2**20  # bytes of intermediate values held while observing
+
+
+def _silent(step: str, done: int = 0, total: int | None = None) -> None:
+    """Report nothing."""
+
+
+class InputWords(TypedDict, total=False):
+    """Keyword arguments about the inputs, shared by all verbs; the same words as the flags.
+
+    Args:
+        data: .npz files or folders of them, one file per batch; inputs are made up where there is none.
+        shapes: shape per input name, for made-up inputs and estimates.
+        input_ranges: (low, high) per input name, for made-up inputs.
+        seed: of made-up inputs, default 0.
+        labels: array in the data files that holds class labels, to report accuracy.
+        memory_limit: bytes of intermediate values held while observing, default 512 MiB.
+    """
+
+    data: Words
+    shapes: Mapping[str, tuple[int, ...]]
+    input_ranges: Mapping[str, tuple[float, float]]
+    seed: int
+    labels: str
+    memory_limit: int
+
+
+class OptionWords(InputWords, total=False):
+    """Keyword arguments that shape decisions; the same words as the flags.
+
+    Args:
+        profile: balanced (default), fast, safe or half.
+        target: what will run the model, default onnxruntime-cuda.
+        device: whose roofline the speed estimate uses, default a10.
+        keep_fp32: globs on operator names, or `type:Softmax`: stay FP32.
+        force_fp16: the same: run in FP16 whatever the rules say.
+        rules: rules files of the user's own.
+        keep_io_types: graph inputs and outputs keep their types, default True.
+    """
+
+    profile: str
+    target: str
+    device: str
+    keep_fp32: Words
+    force_fp16: Words
+    rules: Words
+    keep_io_types: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`OptionWords` with defaults filled in."""
+
+    data: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    profile: str = "balanced"
+    target: str = "onnxruntime-cuda"
+    device: str = "a10"
+    keep_fp32: tuple[str, ...] = ()
+    force_fp16: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    keep_io_types: bool = True
+    seed: int = 0
+    labels: str = ""
+    memory_limit: int = MEMORY_LIMIT
+
+    def recorded(self) -> dict[str, object]:
+        """The options that shape a plan, as JSON data; files enter by name only."""
+        options = asdict(self)
+        del options["memory_limit"], options["labels"]
+        options["data"] = [Path(p).name for p in self.data]
+        options["rules"] = [Path(p).name for p in self.rules]
+        return options
+
+
+def read_options(**words: Unpack[OptionWords]) -> Options:
+    """Fill in defaults; one path or pattern is accepted where several are allowed.
+
+    Example:
+        >>> read_options(keep_fp32="type:Softmax").keep_fp32
+        ('type:Softmax',)
+    """
+    plain: dict[str, object] = dict(words)
+    for key in ("data", "keep_fp32", "force_fp16", "rules"):
+        items = plain.get(key, ())
+        if isinstance(items, str | os.PathLike):
+            items = (items,)
+        plain[key] = tuple(os.fspath(i) for i in items)  # type: ignore[attr-defined]
+    return Options(**plain)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A model with all that is known about it.
+
+    Args:
+        loaded: the model and its graph.
+        feeds: the inputs used to observe and to compare.
+        calibration: what the FP32 run over them showed, None where it could not run.
+        unobserved: why there is no calibration, empty otherwise.
+    """
+
+    options: Options
+    loaded: LoadedModel
+    book: RuleBook
+    feeds: FeedSource
+    calibration: Calibration | None
+    unobserved: str
+
+    @cached_property
+    def facts(self) -> dict[int, RangeFact]:
+        """Range per value id: constants, and what was observed."""
+        facts = constant_facts(self.loaded.graph)
+        if self.calibration is not None:
+            for value, fact in self.calibration.facts.items():
+                facts.setdefault(value, fact)
+        return facts
+
+    @property
+    def shapes(self) -> Mapping[int, Shape]:
+        """Observed shape per value id."""
+        return self.calibration.shapes if self.calibration is not None else {}
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """Prices on the device the user named."""
+        return estimate_costs(self.loaded.graph, self.shapes, load_device(self.options.device))
+
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        """What the rule book says."""
+        options = self.options
+        return judge(
+            self.loaded.graph,
+            self.book,
+            self.facts,
+            profile=options.profile,
+            target=options.target,
+            keep_fp32=options.keep_fp32,
+            force_fp16=options.force_fp16,
+            keep_io_types=options.keep_io_types,
+        )
+
+    def plan(self, pinned: Mapping[int, Reason] | None = None) -> PrecisionPlan:
+        """The cheapest plan the verdicts permit.
+
+        Args:
+            pinned: type variables that measurement moved to FP32, with the reason.
+        """
+        return make_plan(
+            self.loaded.graph,
+            _pin(self.verdicts, pinned or {}),
+            self.costs,
+            rules_digest=self.book.digest,
+            options=self.options.recorded(),
+        )
+
+
+def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:
+    """Deny what measurement showed to be harmful; a user's command still wins."""
+    judgements = list(verdicts.judgements)
+    for typevar, reason in pinned.items():
+        old = judgements[typevar]
+        if old.reasons and old.reasons[0].authority is Authority.COMMAND_LINE:
+            continue
+        judgements[typevar] = Judgement(Verdict.DENY, (reason, *old.reasons))
+    return Verdicts(tuple(judgements), verdicts.groups, verdicts.saturated)
+
+
+def open_feeds(loaded: LoadedModel, options: Options) -> FeedSource:
+    """The user's data, or made-up inputs where there is none.
+
+    Raises:
+        DataError: the data does not fit the model's inputs.
+        UsageError: a shape or range names an input the model does not have.
+    """
+    if options.data:
+        return load_feeds([Path(p) for p in options.data], loaded.graph, labels=options.labels)
+    return synthesize(loaded.graph, shapes=options.shapes, ranges=options.input_ranges, seed=options.seed)
+
+
+def start_study(
+    model: str | os.PathLike[str] | LoadedModel,
+    options: Options,
+    runtime: Runtime,
+    progress: Progress | None = None,
+    *,
+    observe: bool = True,
+) -> Study:
+    """Load a model and observe it.
+
+    Args:
+        model: path of an .onnx file, or a loaded model.
+        options: what the user asked for.
+        runtime: runs the FP32 model.
+        progress: told about each step.
+        observe: whether to run the model; without, only constants are known.
+
+    Raises:
+        ModelError: the model cannot be read.
+        DataError: the data does not fit.
+        UsageError: an option is wrong.
+    """
+    report = progress or _silent
+    report("loading")
+    loaded = model if isinstance(model, LoadedModel) else load_onnx(model)
+    book = load_book(*(Path(p) for p in options.rules))
+    load_device(options.device)
+    feeds = open_feeds(loaded, options)
+    calibration, unobserved = None, "not asked for"
+    if observe:
+        report("observing ranges")
+        calibration, unobserved = _observe(loaded, runtime, feeds, options)
+    return Study(options, loaded, book, feeds, calibration, unobserved)
+
+
+def _observe(
+    loaded: LoadedModel, runtime: Runtime, feeds: FeedSource, options: Options
+) -> tuple[Calibration | None, str]:
+    """Calibrate; a model that does not run here is judged without (the user's own data must run)."""
+    try:
+        return calibrate(loaded, runtime, feeds, memory_limit=options.memory_limit), ""
+    except ValidationError as error:
+        return None, str(error)
