@@ -45,7 +45,7 @@ def verify(path: str | os.PathLike[str], loaded: LoadedModel, plan: PrecisionPla
     The full ONNX checker; strict type and shape inference with data propagation; every operator's type
     variables bound to one admitted dtype (by the front end's schemas, so contrib operators too); names,
     dtypes and shapes of inputs and outputs; no constant that became infinite. What the checker or inference
-    holds
+    holds against the source already (operators they do not know) is not held against the result.
 
     Args:
         path: the converted file.
