@@ -49,8 +49,9 @@ Known limitations: speed is a roofline estimate, not a measurement. Without
 @click.pass_obj
 def command(env: Environment, /, model: str, form: str, **flags: Any) -> int:
     """Run the verb."""
+    arguments = api_arguments(flags)
     with show_progress(env) as progress:
-        report = env.api.analyze(model, progress=progress, **api_arguments(flags))
+        report = env.api.analyze(model, progress=progress, **arguments)
     if not report.next_command and report.ok:
         output = str(Path(model).with_suffix(".fp16.onnx"))
         handed_on = {key: value for key, value in flags.items() if key != "memory_limit"}

@@ -47,6 +47,7 @@ Known limitation: a plan belongs to the exact model it was made for.
 @click.pass_obj
 def command(env: Environment, /, model: str, output: str | None, form: str, **flags: Any) -> int:
     """Run the verb."""
+    arguments = api_arguments(flags)
     from fp16conv.planning.devices import load_device
     from fp16conv.planning.serialize import dump_plan, save_plan
     from fp16conv.reporting.report import PlanReport
@@ -55,7 +56,7 @@ def command(env: Environment, /, model: str, output: str | None, form: str, **fl
     if output is not None:
         refuse_overwrite(output, [model, *flags["data"], *flags["rules"]])
     with show_progress(env) as progress:
-        plan = env.api.plan(model, progress=progress, **api_arguments(flags))
+        plan = env.api.plan(model, progress=progress, **arguments)
     if output is None:
         print_text(dump_plan(plan))
         return 0

@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +18,7 @@ from fp16conv.reporting.sanitize import clip, sanitize
 
 if TYPE_CHECKING:
     from fp16conv.rulebook.book import RuleBook
+    from fp16conv.rulebook.patterns import PatternRule
     from fp16conv.rulebook.schema import Rule
 
 __all__ = ["command"]
@@ -58,27 +59,19 @@ def list_rules(op: str | None, rules: tuple[str, ...], form: str) -> int:
     """List rules with their verdicts."""
     book = _load(rules)
     found = book.rules if op is None else book.rules_for(op)
-    patterns = [p for p in book.patterns if op is None]
+    patterns = book.patterns if op is None else ()
     if op is not None and not found:
         known = sorted({name for rule in book.rules for name in rule.match.op})
         raise UsageError(f"no rule names the operator {op!r}", hint=suggest(op, known))
     if form == "json":
         _print_json("fp16conv.rules/1", {"digest": book.digest, "rules": found, "patterns": patterns})
         return 0
-    lines = [
-        f"{clip(sanitize(rule.id), 34):<34} {rule.verdict.value:<7} {clip(sanitize(rule.name), 37)}"
-        for rule in found
-    ]
-    lines += [
-        f"{clip(sanitize(str(p.get('id', ''))), 34):<34} {'pattern':<7} {clip(sanitize(_title(p)), 37)}"
-        for p in patterns
-    ]
-    print_text("\n".join(lines))
+    items: list[Rule | PatternRule] = [*found, *patterns]
+    for item in items:
+        # The id is what `explain` takes: never cut it, cut the headline.
+        head = sanitize(f"{item.id:<34} {item.verdict.value:<7} ")
+        print_text(head + clip(sanitize(item.name), max(10, 80 - len(head))))
     return 0
-
-
-def _title(pattern: Mapping[str, Any]) -> str:
-    return str(pattern.get("name", pattern.get("title", "")))
 
 
 @command.command("explain")
@@ -89,22 +82,15 @@ def _title(pattern: Mapping[str, Any]) -> str:
 def explain(identifier: str, rules: tuple[str, ...], form: str) -> int:
     """Explain the rule ID: what it matches, the arithmetic behind it, its sources and examples."""
     book = _load(rules)
-    patterns = {str(p["id"]): p for p in book.patterns if "id" in p}
-    by_id = {rule.id: rule for rule in book.rules}
-    if identifier in by_id:
-        rule = by_id[identifier]
-        if form == "json":
-            _print_json("fp16conv.rule/1", {"rule": rule})
-        else:
-            print_text(_describe(rule))
-    elif identifier in patterns:
-        if form == "json":
-            _print_json("fp16conv.rule/1", {"pattern": patterns[identifier]})
-        else:
-            print_text(_describe_pattern(patterns[identifier]))
-    else:
-        hint = suggest(identifier, [*by_id, *patterns]) or "'fp16conv rules list' shows all"
+    items: list[Rule | PatternRule] = [*book.rules, *book.patterns]
+    known = {item.id: item for item in items}
+    if identifier not in known:
+        hint = suggest(identifier, known) or "'fp16conv rules list' shows all"
         raise UsageError(f"no rule has the id {identifier!r}", hint=hint)
+    if form == "json":
+        _print_json("fp16conv.rule/1", {"rule": known[identifier]})
+    else:
+        print_text(_describe(known[identifier]))
     return 0
 
 
@@ -117,11 +103,26 @@ def _paragraph(label: str, text: str) -> list[str]:
     )
 
 
-def _describe(rule: Rule) -> str:
-    from fp16conv.reporting.report import dump
-
+def _describe(rule: Rule | PatternRule) -> str:
     lines = [sanitize(f"{rule.id}: {rule.name}"), ""]
     lines += _paragraph("Verdict", rule.verdict.value)
+    lines += _conditions(rule)
+    lines += _paragraph("Why", rule.rationale)
+    for source in rule.evidence:
+        lines += _paragraph("Source", source)
+    for example in rule.examples:
+        lines += _paragraph("Flagged" if example.flagged else "Fine", example.graph)
+    return "\n".join([*lines, *_paragraph("File", rule.file)])
+
+
+def _conditions(rule: Rule | PatternRule) -> list[str]:
+    from fp16conv.reporting.report import dump
+    from fp16conv.rulebook.schema import Rule
+
+    if not isinstance(rule, Rule):
+        one = "; its operators end in one precision" if rule.one_precision else ""
+        return _paragraph("Matches", f"an idiom of several operators{one}")
+    lines = []
     if rule.relaxed is not None:
         lines += _paragraph(
             "Relaxed", f"{rule.relaxed.value} where the target fuses it and the range is safe"
@@ -131,22 +132,7 @@ def _describe(rule: Rule) -> str:
     for key, value in match.items():
         if value not in (None, [], {}, "", 0):
             lines += _paragraph("Matches", f"{key.replace('_', ' ')}: {_plain(value)}")
-    lines += _paragraph("Why", rule.rationale)
-    for source in rule.evidence:
-        lines += _paragraph("Source", source)
-    for example in rule.examples:
-        lines += _paragraph("Flagged" if example.flagged else "Fine", example.graph)
-    return "\n".join([*lines, *_paragraph("File", rule.file)])
-
-
-def _describe_pattern(pattern: Mapping[str, Any]) -> str:
-    lines = [sanitize(f"{pattern['id']}: {_title(pattern)}"), ""]
-    labels = {"verdict": "Verdict", "rationale": "Why", "evidence": "Source", "file": "File"}
-    for key, label in labels.items():
-        value = pattern.get(key)
-        for text in value if isinstance(value, list) else [value]:
-            lines += _paragraph(label, str(text or ""))
-    return "\n".join(lines)
+    return lines
 
 
 def _plain(value: object) -> str:

@@ -21,7 +21,7 @@ integers unchanged. Exits with 1 if one does not pass, with 5 if the comparison 
 \b
 Examples:
   fp16conv validate model.onnx model.fp16.onnx --data batches/
-  fp16conv validate model.onnx model.fp16.onnx --data test.npz --labels labels --format json
+  fp16conv validate model.onnx model.fp16.onnx --data test.npz --labels labels
   fp16conv validate model.onnx model.fp16.onnx --provider cuda --rtol 0.005
 
 \b
@@ -40,7 +40,8 @@ rounded, sums inside one operator stay FP32. Synthetic inputs prove little.
 @click.pass_obj
 def command(env: Environment, /, reference: str, candidate: str, form: str, **flags: Any) -> int:
     """Run the verb."""
+    arguments = api_arguments(flags)
     with show_progress(env) as progress:
-        report = env.api.validate(reference, candidate, progress=progress, **api_arguments(flags))
+        report = env.api.validate(reference, candidate, progress=progress, **arguments)
     print_report(report, form, env)
     return 0 if report.ok else 1
