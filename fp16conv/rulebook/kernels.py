@@ -1,0 +1,95 @@
+"""What the target can run: kernels that exist in FP32, FP16 or both, and the combinations they allow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fp16conv.graph import ModelGraph, Op, TypeVar
+from fp16conv.rulebook.schema import Kernel, Target
+from fp16conv.rulebook.types import Group, Reason, Verdict
+
+__all__ = ["Coverage", "check_kernels"]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What the target says: verdict per type variable id, and variables that must be equal."""
+
+    verdicts: Mapping[int, tuple[Verdict, Reason]]
+    groups: tuple[Group, ...]
+
+
+def check_kernels(graph: ModelGraph, target: Target) -> Coverage:
+    """Compare every operator's FLOAT type variables with the target's kernels.
+
+    Args:
+        graph: the model.
+        target: its coverage may be unknown, then nothing is said.
+
+    Returns:
+        DENY where an FP32 kernel exists but no FP16 one, or none at all; ALLOW where only FP16 exists;
+        groups where mixed combinations have no kernel.
+    """
+    verdicts: dict[int, tuple[Verdict, Reason]] = {}
+    groups: list[Group] = []
+    if target.kernels is None:
+        return Coverage({}, ())
+    for op in graph.ops:
+        typevars = [tv for tv in graph.typevars_of(op.id) if tv.symbol.isidentifier()]
+        if not typevars or op.callee is not None or op.key in target.inlined:
+            continue
+        rows = _valid_rows(target.kernels.get(op.key, ()), op.opset)
+        if not rows:
+            reason = Reason(
+                "no-kernel", f"{target.name} has no kernel for {op.key}: it runs elsewhere, in FP32"
+            )
+            verdicts.update({tv.id: (Verdict.DENY, reason) for tv in typevars})
+            continue
+        _judge_op(op, typevars, rows, target, verdicts, groups)
+    return Coverage(verdicts, tuple(groups))
+
+
+def _valid_rows(kernels: Sequence[Kernel], opset: int) -> list[Kernel]:
+    return [k for k in kernels if k.since <= opset and (k.until is None or opset <= k.until)]
+
+
+def _judge_op(
+    op: Op,
+    typevars: Sequence[TypeVar],
+    rows: Sequence[Kernel],
+    target: Target,
+    verdicts: dict[int, tuple[Verdict, Reason]],
+    groups: list[Group],
+) -> None:
+    choices = ["fh" if tv.admits_fp16 else "f" for tv in typevars]
+    feasible = [c for c in itertools.product(*choices) if any(_runs(row, typevars, c) for row in rows)]
+    if not feasible:
+        reason = Reason(
+            "no-fp16-kernel",
+            f"{target.name} has no kernel of {op.key} for these types, neither FP32 nor FP16",
+        )
+        verdicts.update({tv.id: (Verdict.DENY, reason) for tv in typevars})
+        return
+    free = []
+    for i, tv in enumerate(typevars):
+        letters = {c[i] for c in feasible}
+        if letters == {"f"} and tv.admits_fp16:
+            text = f"{target.name} runs {op.key} in FP32 only (type variable {tv.symbol})"
+            verdicts[tv.id] = Verdict.DENY, Reason("no-fp16-kernel", text)
+        elif letters == {"h"}:
+            text = f"{target.name} runs {op.key} in FP16 only (type variable {tv.symbol})"
+            verdicts[tv.id] = Verdict.ALLOW, Reason("only-fp16-kernel", text)
+        else:
+            free.append(i)
+    for a, b in itertools.combinations(free, 2):
+        if all(c[a] == c[b] for c in feasible):
+            pair = typevars[a], typevars[b]
+            names = " and ".join(tv.symbol for tv in pair)
+            text = f"{target.name} has kernels of {op.key} only for equal {names}"
+            groups.append(Group(tuple(tv.id for tv in pair), Reason("kernel-combination", text)))
+
+
+def _runs(row: Kernel, typevars: Sequence[TypeVar], letters: Sequence[str]) -> bool:
+    return all(letter in row.types.get(tv.symbol, "fh") for tv, letter in zip(typevars, letters, strict=True))

@@ -1,0 +1,248 @@
+"""Matches rules with type variables: which rules apply where, and with which figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar, Use
+from fp16conv.half import MAX
+from fp16conv.rulebook.infinities import MaskFlow, classify_constant, trace_masks
+from fp16conv.rulebook.numbers import ConstantReader, fact_figure, holds, values_of
+from fp16conv.rulebook.schema import Context, Match, Profile, Role, Rule, RuleKind, Target
+from fp16conv.rulebook.types import Authority, Reason
+
+__all__ = ["Evidence", "Matcher", "gather_evidence"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Numbers behind a judgement.
+
+    Args:
+        reader: figures of constants.
+        facts: ranges by value id.
+        roles: what each constant does at each use.
+        masks: values that carry a mask.
+    """
+
+    reader: ConstantReader
+    facts: Mapping[int, RangeFact]
+    roles: Mapping[tuple[int, Use], Role]
+    masks: MaskFlow
+
+
+def gather_evidence(graph: ModelGraph, facts: Mapping[int, RangeFact]) -> Evidence:
+    """Measure the constants that FLOAT type variables read and find out what each one does."""
+    reader = ConstantReader(graph, facts)
+    roles: dict[tuple[int, Use], Role] = {}
+    for tv in graph.typevars:
+        for use in tv.uses:
+            value = graph.value_at(use)
+            if value is not None and reader.is_known(value.id):
+                roles[value.id, use] = classify_constant(graph, reader, value.id, use)
+    return Evidence(reader, facts, roles, trace_masks(graph, roles, reader))
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """Applies rules to the type variables of one graph.
+
+    Args:
+        graph: the model.
+        evidence: its numbers.
+        profile: gives the headroom.
+        target: gives what reductions accumulate in.
+    """
+
+    graph: ModelGraph
+    evidence: Evidence
+    profile: Profile
+    target: Target
+    _by_key: dict[tuple[int, str], tuple[Rule, ...]] = field(default_factory=dict)
+
+    def find(self, rules: Sequence[Rule], tv: TypeVar) -> Iterable[tuple[Rule, Reason]]:
+        """Rules of the sequence that apply to a type variable, with the reason of each, in order."""
+        op = None if tv.op is None else self.graph.ops[tv.op]
+        for rule in self._candidates(rules, op):
+            reason = self._apply(rule, op, tv)
+            if reason is not None:
+                yield rule, reason
+
+    def is_range_safe(self, tv: TypeVar) -> bool:
+        """Whether all values read and made are known to stay in the FP16 range, headroom included."""
+        for value in values_of(self.graph, tv, "any"):
+            figures = self.evidence.reader.figures(value) if self.evidence.reader.is_known(value) else None
+            fact = self.evidence.facts.get(value)
+            if figures is not None:
+                continue  # judged as a constant
+            if fact is None or fact.origin is Origin.SYNTHETIC or fact.has_nan:
+                return False
+            if self.evidence.masks.magnitude(value, fact.lo, fact.hi) * self._headroom(fact) > MAX:
+                return False
+        return True
+
+    def _candidates(self, rules: Sequence[Rule], op: Op | None) -> tuple[Rule, ...]:
+        key = "" if op is None else op.key
+        cached = (id(rules), key)
+        if cached not in self._by_key:
+            self._by_key[cached] = tuple(r for r in rules if _admits_op(r.match, key, op))
+        return self._by_key[cached]
+
+    def _apply(self, rule: Rule, op: Op | None, tv: TypeVar) -> Reason | None:
+        match = rule.match
+        if not self._admits_typevar(match, op, tv):
+            return None
+        authority = Authority.EVIDENCE if rule.kind is RuleKind.EVIDENCE else Authority.BUILT_IN
+        authority = authority if rule.builtin else Authority.RULES_FILE
+        if match.constant is not None and match.fact is not None:
+            first = self._match_constant(rule, op, tv, authority)
+            return first and self._match_fact(rule, op, tv, authority)
+        if match.constant is not None:
+            return self._match_constant(rule, op, tv, authority)
+        if match.fact is not None:
+            return self._match_fact(rule, op, tv, authority)
+        return Reason(rule.id, rule.name, authority)
+
+    def _admits_typevar(self, match: Match, op: Op | None, tv: TypeVar) -> bool:
+        if match.symbol and tv.symbol not in match.symbol:
+            return False
+        if match.target_accumulates and match.target_accumulates != self.target.accumulates:
+            return False
+        if op is None:
+            return not (match.name or match.opset or match.input_count or match.attribute or match.context)
+        if match.slot and not any(use.op == op.id and use.slot in match.slot for use in tv.uses):
+            return False
+        if match.name and not any(fnmatchcase(n, g) for g in match.name for n in (op.name, op.label)):
+            return False
+        if match.opset and not match.opset[0] <= op.opset <= match.opset[1]:
+            return False
+        given = sum(value is not None for value in op.inputs)
+        if match.input_count and not match.input_count[0] <= given <= match.input_count[1]:
+            return False
+        if any(op.attrs.get(name, "") not in admitted for name, admitted in match.attribute.items()):
+            return False
+        return match.context is None or self._admits_context(match.context, op)
+
+    def _admits_context(self, context: Context, op: Op) -> bool:
+        graph = self.graph
+        first = op.inputs[0] if op.inputs else None
+        producer = graph.producer(first)
+        if producer is not None:
+            key = "square" if _is_square(graph, producer) else producer.key
+            if key in context.not_fed_by:
+                return False
+        for output in op.outputs:
+            if output is not None and any(u.key in context.not_feeding for u in graph.users(output)):
+                return False
+        return not context.trailing_axes or _trailing_axes(graph, op) in context.trailing_axes
+
+    def _match_constant(self, rule: Rule, op: Op | None, tv: TypeVar, authority: Authority) -> Reason | None:
+        match = rule.match.constant
+        assert match is not None
+        for use in tv.uses:
+            value = self.graph.value_at(use)
+            if value is None or (match.slot and use.slot not in match.slot):
+                continue
+            role = self.evidence.roles.get((value.id, use))
+            if role is None or (match.role and role not in match.role):
+                continue
+            figures = self.evidence.reader.figures(value.id)
+            if figures is None:
+                continue
+            measured = []
+            for condition in match.conditions:
+                if condition.metric == "relative_rounding":
+                    offset = (
+                        op.attrs.get(match.offset_attribute, 1e-5) if op and match.offset_attribute else 0.0
+                    )
+                    figure = self.evidence.reader.relative_rounding(value.id, _as_float(offset))
+                else:
+                    figure = float(getattr(figures, condition.metric))
+                if not holds(condition, figure):
+                    break
+                measured.append(figure)
+            else:
+                first = measured[0] if measured else figures.max_finite_abs
+                return self._reason(rule, value.name, first, "constant", 1.0, authority)
+        return None
+
+    def _match_fact(self, rule: Rule, op: Op | None, tv: TypeVar, authority: Authority) -> Reason | None:
+        match = rule.match.fact
+        assert match is not None
+        for value in values_of(self.graph, tv, match.on):
+            fact = self.evidence.facts.get(value)
+            if fact is None or self.evidence.reader.is_known(value):
+                continue  # constants are judged as constants
+            if fact.origin is Origin.CONSTANT and fact.max_abs == float("inf"):
+                continue  # infinity is an FP16 number
+            magnitude = self.evidence.masks.magnitude(value, fact.lo, fact.hi)
+            if magnitude != fact.max_abs:
+                fact = dataclasses.replace(fact, lo=-magnitude, hi=magnitude)
+            headroom, measured = self._headroom(fact), []
+            for condition in match.conditions:
+                figure = fact_figure(condition.metric, fact, self.graph, op, value)
+                if not holds(condition, figure * (headroom if condition.headroom else 1.0)):
+                    break
+                measured.append(figure)
+            else:
+                name, origin = self.graph.values[value].name, str(fact.origin)
+                return self._reason(rule, name, measured[0], origin, headroom, authority)
+        return None
+
+    def _headroom(self, fact: RangeFact) -> float:
+        return self.profile.headroom.get(str(fact.origin), 1.0)
+
+    def _reason(
+        self, rule: Rule, value: str, measured: float, origin: str, headroom: float, authority: Authority
+    ) -> Reason:
+        part = rule.match.constant or rule.match.fact
+        assert part is not None
+        condition = part.conditions[0] if part.conditions else None
+        limit = 0.0
+        if condition is not None:
+            limit = condition.above if condition.above is not None else (condition.below or 0.0)
+        text = rule.text or f"{rule.name}: '{value}' ({{measured:.4g}}, {origin})"
+        fields = {"measured": measured, "limit": limit, "headroom": headroom}
+        return Reason(rule.id, text.format(value=value, origin=origin, **fields), authority, fields)
+
+
+def _admits_op(match: Match, key: str, op: Op | None) -> bool:
+    if match.op and not any(_equals(key, wanted) for wanted in match.op):
+        return False
+    if match.not_op and any(_equals(key, unwanted) for unwanted in match.not_op):
+        return False
+    return not match.domain or (op is not None and op.domain in match.domain)
+
+
+def _equals(key: str, wanted: str) -> bool:
+    return fnmatchcase(key, wanted) if "*" in wanted or "?" in wanted else key == wanted
+
+
+def _is_square(graph: ModelGraph, op: Op) -> bool:
+    if op.key == "Mul":
+        return len(op.inputs) == 2 and op.inputs[0] == op.inputs[1]
+    if op.key == "Pow":
+        exponent = graph.array(op.inputs[1])
+        return exponent is not None and exponent.size == 1 and float(exponent.reshape(-1)[0]) == 2.0
+    return False
+
+
+def _trailing_axes(graph: ModelGraph, op: Op) -> int:
+    """How many axes are reduced, if they are all axes behind the second; 0 otherwise."""
+    shape = None if not op.inputs or op.inputs[0] is None else graph.values[op.inputs[0]].shape
+    listed = op.attrs.get("axes")
+    if listed is None and len(op.inputs) > 1:
+        array = graph.array(op.inputs[1])
+        listed = None if array is None else tuple(int(a) for a in array.reshape(-1))
+    if not isinstance(listed, tuple) or shape is None:
+        return 0
+    rank = len(shape)
+    axes = sorted({a % rank for a in listed if isinstance(a, int)}) if rank else []
+    return len(axes) if axes and axes == list(range(2, rank)) else 0
+
+
+def _as_float(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

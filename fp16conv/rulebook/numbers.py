@@ -1,0 +1,154 @@
+"""What rules about numbers measure: figures of constants and of observed or proven ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fp16conv.graph import ModelGraph, Op, RangeFact, TypeVar
+from fp16conv.half import MAX, MAX_EXACT_INTEGER, SMALLEST_NORMAL, round_to_fp16
+from fp16conv.rulebook.schema import Condition
+
+__all__ = ["ConstantFigures", "ConstantReader", "fact_figure", "holds", "values_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantFigures:
+    """Figures of one constant tensor.
+
+    Args:
+        size: number of elements.
+        max_finite_abs: largest finite magnitude; lo and hi: finite extremes.
+        min_abs: smallest non-zero magnitude, infinite where all are zero.
+        share_tiny: share of all elements that are non-zero and below 2^-14.
+        inexact_integers: number of integers that FP16 does not hold (0 where not all are integers).
+        has_infinity: some element is infinite.
+    """
+
+    size: int
+    max_finite_abs: float
+    lo: float
+    hi: float
+    min_abs: float
+    share_tiny: float
+    inexact_integers: int
+    has_infinity: bool
+
+
+class ConstantReader:
+    """Figures of a graph's constants, each tensor read once and let go.
+
+    Args:
+        graph: the model.
+        facts: facts of origin `constant` for values whose numbers are not stored as a tensor
+            (fill values, folded results).
+    """
+
+    def __init__(self, graph: ModelGraph, facts: Mapping[int, RangeFact]) -> None:
+        self._graph, self._facts = graph, facts
+        self._figures: dict[int, ConstantFigures | None] = {}
+
+    def is_known(self, value: int) -> bool:
+        """Whether the value's numbers are in the model file."""
+        return value in self._graph.constants
+
+    def figures(self, value: int) -> ConstantFigures | None:
+        """Figures of a constant value; None where it is empty or not constant."""
+        if value not in self._figures:
+            self._figures[value] = self._measure(value)
+        return self._figures[value]
+
+    def relative_rounding(self, value: int, offset: float) -> float:
+        """Largest |fp16(c) - c| / (|c| + offset) over the constant's elements."""
+        array = self._graph.array(value)
+        if array is None or not array.size:
+            return 0.0
+        numbers = array.astype(np.float64, copy=False)
+        error = np.abs(round_to_fp16(numbers).astype(np.float64) - numbers)
+        scale = np.abs(numbers) + offset
+        ratio = np.divide(error, scale, out=np.zeros_like(error), where=(scale > 0) & np.isfinite(error))
+        return float(ratio.max())
+
+    def _measure(self, value: int) -> ConstantFigures | None:
+        array = self._graph.array(value)
+        if array is None or not array.size:
+            return None
+        return _measure(np.asarray(array, dtype=np.float32))
+
+
+def _measure(array: npt.NDArray[np.float32]) -> ConstantFigures:
+    magnitude = np.abs(array)
+    finite = np.isfinite(array)
+    all_finite = bool(finite.all())
+    kept = array if all_finite else array[finite]
+    lo, hi = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 0.0)
+    nonzero = magnitude[magnitude > 0]
+    inexact = 0
+    largest = max(abs(lo), abs(hi))
+    if MAX_EXACT_INTEGER < largest <= MAX and all_finite and bool((np.rint(array) == array).all()):
+        inexact = int((round_to_fp16(array) != array).sum())
+    return ConstantFigures(
+        size=int(array.size),
+        max_finite_abs=largest,
+        lo=lo,
+        hi=hi,
+        min_abs=float(nonzero.min()) if nonzero.size else float("inf"),
+        share_tiny=float((nonzero < SMALLEST_NORMAL).sum()) / array.size,
+        inexact_integers=inexact,
+        has_infinity=bool(np.isinf(array).any()),
+    )
+
+
+def fact_figure(metric: str, fact: RangeFact, graph: ModelGraph, op: Op | None, value: int) -> float:
+    """Measure one figure of a range; NaN where it is not known (no condition on it holds)."""
+    match metric:
+        case "max_abs":
+            return fact.max_abs
+        case "rms":
+            if fact.max_abs == 0:
+                return float("nan")
+            return fact.max_abs if fact.rms is None else fact.rms
+        case "share_tiny":
+            return 1.0 if fact.max_abs < SMALLEST_NORMAL else fact.share_subnormal
+        case "has_nan":
+            return float(fact.has_nan)
+        case "integer_max":
+            return fact.max_abs if fact.is_integral else float("nan")
+        case "accumulated_abs":
+            return fact.max_abs * _reduced_count(graph, op, value)
+        case "accumulated_square":
+            return fact.max_abs**2 * _reduced_count(graph, op, value)
+    raise AssertionError(metric)
+
+
+def holds(condition: Condition, figure: float) -> bool:
+    """Whether the figure meets the condition; never for NaN."""
+    if figure != figure:
+        return False
+    above = condition.above is None or figure > condition.above
+    return above and (condition.below is None or figure < condition.below)
+
+
+def _reduced_count(graph: ModelGraph, op: Op | None, value: int) -> float:
+    """How many elements are summed into one; NaN where shapes do not tell."""
+    if op is None or not op.outputs or op.outputs[0] is None:
+        return float("nan")
+    kernel = op.attrs.get("kernel_shape")
+    if isinstance(kernel, tuple):
+        return float(np.prod([float(k) for k in kernel]))
+    before, after = graph.values[value].size, graph.values[op.outputs[0]].size
+    return before / after if before and after else float("nan")
+
+
+def values_of(graph: ModelGraph, typevar: TypeVar, on: str) -> list[int]:
+    """Value ids read and/or made at a type variable, ascending."""
+    found: set[int] = set()
+    if on != "output":
+        read = (graph.value_at(use) for use in typevar.uses)
+        found.update(value.id for value in read if value is not None)
+    if on != "input":
+        found.update(typevar.defs)
+    return sorted(found)

@@ -1,0 +1,116 @@
+"""What cannot change whatever the rules say: schema, interface, unknown operators, the user's own casts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fp16conv.graph import DataType, ModelGraph, Op, TypeVar
+from fp16conv.rulebook.types import Reason
+
+__all__ = ["find_islands", "find_pins"]
+
+_HALVES = (DataType.FLOAT16, DataType.BFLOAT16)
+
+
+def find_pins(graph: ModelGraph, domains: Collection[str], *, keep_io_types: bool) -> dict[int, Reason]:
+    """Type variables that cannot be FP16.
+
+    Args:
+        graph: the model.
+        domains: operator domains the rule book knows.
+        keep_io_types: graph inputs and outputs keep their types.
+
+    Returns:
+        Type variable id -> reason.
+    """
+    pins: dict[int, Reason] = {}
+    for tv in graph.typevars:
+        op = None if tv.op is None else graph.ops[tv.op]
+        if not tv.admits_fp16:
+            where = f"{op.key} at opset {op.opset}" if op is not None else f"'{tv.symbol}'"
+            pins[tv.id] = Reason("illegal-type", f"FP16 is not a legal type of {tv.symbol} of {where}")
+        elif op is None and tv.scope == 0 and tv.symbol.startswith(("input:", "output:")):
+            if keep_io_types:
+                pins[tv.id] = Reason("io-type", "graph inputs and outputs keep their types")
+        elif op is not None and op.callee is None and op.domain not in domains:
+            pins[tv.id] = Reason("unknown-domain", f"nothing is known of operators of domain '{op.domain}'")
+        elif op is not None and _is_narrowing(graph, op) and tv.uses:
+            to = graph.values[op.outputs[0] or 0].dtype.upper()
+            pins[tv.id] = Reason("users-cast", f"the model itself rounds to {to} here; that cast stays")
+    return pins
+
+
+def _is_narrowing(graph: ModelGraph, op: Op) -> bool:
+    return (
+        op.key == "Cast"
+        and bool(op.outputs)
+        and op.outputs[0] is not None
+        and graph.values[op.outputs[0]].dtype in _HALVES
+    )
+
+
+def _is_widening(graph: ModelGraph, op: Op) -> bool:
+    source = op.inputs[0] if op.inputs else None
+    return (
+        op.key == "Cast"
+        and source is not None
+        and not graph.values[source].is_constant
+        and graph.values[source].dtype is DataType.FLOAT16
+    )
+
+
+def find_islands(graph: ModelGraph) -> Mapping[int, Reason]:
+    """Regions that the user of a half-precision model runs in FP32 on purpose.
+
+    A region is a connected set of FLOAT type variables. It is an island if all that enters it comes
+    through casts from FLOAT16 (or is constant), all that leaves goes back through casts to FLOAT16, and
+    something happens inside.
+
+    Returns:
+        Type variable id -> reason.
+    """
+    reason = Reason("fp32-island", "the model goes up to FP32 here and back to FP16: that is meant")
+    found: dict[int, Reason] = {}
+    for region in _regions(graph):
+        if all(_belongs(graph, tv) for tv in region):
+            ops = [graph.ops[tv.op] for tv in region if tv.op is not None]
+            up = any(_is_widening(graph, op) for op in ops)
+            down = any(_is_narrowing(graph, op) for op in ops)
+            inside = any(op.key != "Cast" for op in ops)
+            if up and down and inside:
+                found.update({tv.id: reason for tv in region})
+    return found
+
+
+def _belongs(graph: ModelGraph, tv: TypeVar) -> bool:
+    """Whether a type variable may be part of an island: not an entrance of other FP32 numbers."""
+    if tv.op is None:
+        return False
+    op = graph.ops[tv.op]
+    if op.key == "Cast":
+        return _is_widening(graph, op) or _is_narrowing(graph, op) or not tv.defs
+    return True
+
+
+def _regions(graph: ModelGraph) -> list[list[TypeVar]]:
+    parent = list(range(len(graph.typevars)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for tv in graph.typevars:
+        for use in tv.uses:
+            value = graph.value_at(use)
+            source = None if value is None else graph.typevar_of_value(value.id)
+            if source is not None:
+                parent[max(root(source.id), root(tv.id))] = min(root(source.id), root(tv.id))
+        if tv.op is not None and graph.ops[tv.op].key != "Cast":
+            first = graph.ops[tv.op].typevars[0]
+            parent[max(root(first), root(tv.id))] = min(root(first), root(tv.id))
+    regions: dict[int, list[TypeVar]] = {}
+    for tv in graph.typevars:
+        regions.setdefault(root(tv.id), []).append(tv)
+    return list(regions.values())
