@@ -44,7 +44,7 @@ class CostModel:
         casts: price per value id of casting it once (launch included); FLOAT to FLOAT16 and back
             move the same bytes.
         macs: operator id -> multiply-accumulates per run.
-        launches: time that precision does not change (one launch per kernel).
+        launches: time that precision does not change: one launch per kernel that touches FLOAT values.
     """
 
     device: Device
@@ -101,8 +101,8 @@ def estimate_costs(
     fp32, fp16 = [0] * len(graph.typevars), [0] * len(graph.typevars)
     launches = 0
     for op in graph.ops:
-        if op.op_type in _FREE or op.subscopes or op.callee is not None:
-            continue
+        if op.op_type in _FREE or op.subscopes or op.callee is not None or not op.typevars:
+            continue  # without FLOAT values: mostly shape arithmetic, which runs on the host
         weight = runs[op.scope]
         launches += launch * weight
         main = main_typevar(graph, op)

@@ -12,7 +12,7 @@ from fp16conv.errors import RuleError, UsageError
 
 __all__ = ["DEFAULT_DEVICE", "Device", "device_names", "load_device"]
 
-DEFAULT_DEVICE = "t4"
+DEFAULT_DEVICE = "a10"
 
 
 @dataclass(frozen=True, slots=True)
