@@ -6,9 +6,9 @@ A template is a list of statements, one per line (a line that starts with `|` co
     name := alternative | alternative    a production: every mention may be another value
 
 The last statement is the root: matching starts at an operator of its types and goes up. An alternative is
-a call `Op(args)` or `OpA/OpB[attr=1, other<2](args)`, a name, `_` (anything), or a constant `{conditions}`, which
-`name{conditions}` captures. A name without a statement is free: any value, the same one at every mention.
-Add, Mul, Min, Max and Equal match with their operands in either order; trailing inputs may be left out.
+a call `Op(args)` or `OpA/OpB[attr=1, other<2](args)`, a name, `_` (anything), or a constant
+`{conditions}`, which `name{conditions}` captures. A name without a statement is free: any value, the same
+one at every mention. Add, Mul, Min, Max and Equal match with their operands in either order; trailing inputs may be left out.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def parse_template(text: str, where: str) -> Template:
         RuleError: the text is malformed, a statement is defined twice or is never reached from the root.
 
     Example:
-        >>> sorted(parse_template("y = Div(x, e)\\n", "demo").anchors)
+        >>> sorted(parse_template("y = Div(x, e)", "demo").anchors)
         ['Div']
     """
     lines: list[str] = []
@@ -363,7 +363,7 @@ _SPEC = re.compile(
 
 
 def parse_specs(texts: tuple[str, ...], where: str) -> tuple[OpSpec, ...]:
-    """Read specifications like `Sin:0`, `Cast int->float`, `MatMul inner<=4`, `Add const{peak>=16}`, `@movement`.
+    """Read specifications: `Sin:0`, `Cast int->float`, `MatMul inner<=4`, `Add const{peak>=16}`, `@movement`.
 
     A name with `@` is a set from `op_sets` and stands for all its members.
 

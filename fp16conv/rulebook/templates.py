@@ -41,7 +41,7 @@ class _State:
         return _State(self.bound, (*self.ops, *((line, op) for op in ops)), self.captured)
 
 
-class _Exhausted(Exception):
+class _BudgetError(Exception):
     """The budget of a root is spent."""
 
 
@@ -55,10 +55,10 @@ class _Matcher:
         root = self.template.root
         try:
             for option in root.body.options:
-                if isinstance(option, Call):
+                if isinstance(option, Call) and op.key in option.types:
                     for state in self._call(option, op, _State({}), root.name, 0):
                         return TemplateMatch(op.id, state.ops, state.captured, state.bound)
-        except _Exhausted:
+        except _BudgetError:
             return None
         return None
 
@@ -67,7 +67,7 @@ class _Matcher:
     ) -> Iterator[_State]:
         self.steps += 1
         if self.steps > BUDGET:
-            raise _Exhausted
+            raise _BudgetError
         for option in node.options:
             if isinstance(option, Constant):
                 yield from self._constant(option, value, state)
@@ -129,9 +129,9 @@ class _Matcher:
             return
         state = state.add(line, op.id)
         yield from self._args(call.args, op.inputs[: len(call.args)], state, line, depth)
-        if len(call.args) == 2 and len(op.inputs) == 2 and op.key in COMMUTATIVE:
-            if op.inputs[0] != op.inputs[1]:
-                yield from self._args(call.args, op.inputs[::-1], state, line, depth)
+        swaps = op.key in COMMUTATIVE and len(call.args) == len(op.inputs) == 2
+        if swaps and op.inputs[0] != op.inputs[1]:
+            yield from self._args(call.args, op.inputs[::-1], state, line, depth)
 
     def _args(
         self,

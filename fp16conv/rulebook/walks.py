@@ -56,7 +56,7 @@ class WalkMatch:
     anchors: tuple[int, ...]
 
 
-# Vertices: operator ids; boundaries of subgraphs and functions as -2 - type variable id; -1 the graph's outputs.
+# Vertices: operator ids; boundaries of subgraphs and functions: -2 - type variable id; graph outputs: -1.
 _OUTPUT = -1
 
 
