@@ -88,6 +88,11 @@ input_flags = _stack(
         help="Real inputs: .npz files with one array per model input, one file is one batch. Repeatable.",
     ),
     click.option(
+        "--labels",
+        metavar="NAME",
+        help="Array in the --data files that holds class labels, to report accuracy before and after.",
+    ),
+    click.option(
         "--shape",
         multiple=True,
         type=SHAPE,
@@ -176,11 +181,6 @@ tolerance_flags = _stack(
         default="auto",
         show_default=True,
         help="What computes the FP16 model; auto takes CUDA where it really works.",
-    ),
-    click.option(
-        "--labels",
-        metavar="NAME",
-        help="Array in the --data files that holds class labels: reports accuracy before and after.",
     ),
 )
 

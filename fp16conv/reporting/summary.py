@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from fp16conv.graph import DataType, ModelGraph, Value
 from fp16conv.planning.devices import Device
 from fp16conv.planning.plan import Decision, PrecisionPlan
+from fp16conv.planning.planner import PLANNER
 from fp16conv.reporting.report import DecisionSummary, KeptGroup, ModelFacts, Port, Prediction, Size
+from fp16conv.rulebook.types import Reason, Verdict
 
 __all__ = ["describe_model", "read_prediction", "read_size", "summarize_decisions"]
 
@@ -94,24 +96,32 @@ def _kept_decision(decisions: Iterable[Decision]) -> Decision:
     return next(d for d in decisions if d.dtype is not DataType.FLOAT16)
 
 
+def _decisive(decision: Decision) -> Reason | None:
+    """What keeps an operator in FP32: its verdict, or the planner where the verdict would let it go."""
+    reasons = decision.reasons
+    if decision.verdict not in (Verdict.DENY, Verdict.NEVER):
+        reasons = tuple(r for r in reasons if r.rule == PLANNER) or reasons
+    return reasons[0] if reasons else None
+
+
 def _group(
     decisions: Iterable[Decision], macs: Mapping[int, int] | None, total: int
 ) -> tuple[KeptGroup, ...]:
     groups: dict[tuple[str, str], list[Decision]] = {}
     for decision in decisions:
-        reason = decision.reasons[0] if decision.reasons else None
-        key = (reason.rule, reason.authority.value) if reason else ("planner", "built-in")
+        reason = _decisive(decision)
+        key = (reason.rule, reason.authority.value) if reason else (PLANNER, "built-in")
         groups.setdefault(key, []).append(decision)
     made = []
     for (rule, authority), members in groups.items():
         types = Counter(d.op_type for d in members)
         cost = sum(macs.get(d.op, 0) for d in members if d.op is not None) if macs else 0
-        first = members[0]
+        reason = _decisive(members[0])
         made.append(
             KeptGroup(
                 rule=rule,
                 authority=authority,
-                text=first.reasons[0].text if first.reasons else "cheaper in FP32 than with casts around it",
+                text=reason.text if reason else "cheaper in FP32",
                 count=len(members),
                 op_types=dict(sorted(types.items(), key=lambda item: (-item[1], item[0]))),
                 examples=tuple(d.label for d in members[:_EXAMPLES]),

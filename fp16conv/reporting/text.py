@@ -188,8 +188,11 @@ def _prediction(prediction: Prediction | None) -> list[Line]:
     if prediction is None:
         return _field("Predicted time", "unknown: the shapes are not known", Style.DIM)
     times = f"{format_seconds(prediction.fp32_seconds)} -> {format_seconds(prediction.plan_seconds)}"
-    speed = "" if prediction.speedup is None else f" ({prediction.speedup:.2f}x)"
-    return _field("Predicted time", f"{times}{speed} on {prediction.device_name}, {prediction.method}")
+    factor = prediction.speedup
+    slower = factor is not None and factor < 1.0
+    speed = "" if factor is None else f" ({factor:.2f}x{': slower' if slower else ''})"
+    text = f"{times}{speed} on {prediction.device_name}, {prediction.method}"
+    return _field("Predicted time", text, Style.WARN if slower else Style.PLAIN)
 
 
 def _half(half: HalfOutcome | None) -> list[Line]:
@@ -205,8 +208,7 @@ def _half(half: HalfOutcome | None) -> list[Line]:
     error = "" if half.rel_l2 is None else f", relative L2 error {format_error(half.rel_l2)}"
     if half.within_tolerance is False:
         return _field(label, f"finite, but misses the tolerance{error}", Style.WARN)
-    note = f" ({half.note})" if half.note else ""
-    return _field(label, f"stays finite{error}{note}")
+    return _field(label, f"stays within tolerance{error}")
 
 
 def _evidence(evidence: Evidence | None) -> list[Line]:
@@ -217,9 +219,8 @@ def _evidence(evidence: Evidence | None) -> list[Line]:
         text = f"{plural(evidence.batches, 'synthetic batch')}{seed}: give --data for a real answer"
         return _field("Evidence", text, Style.WARN)
     names = ", ".join(evidence.sources[:2]) + (", ..." if len(evidence.sources) > 2 else "")
-    note = f"; {evidence.note}" if evidence.note else ""
     batches = plural(evidence.batches, "batch")
-    return _field("Evidence", f"{batches} of your data ({names}){note}")
+    return _field("Evidence", f"{batches} of your data ({names})")
 
 
 def _kept(decisions: DecisionSummary, room: int | None) -> list[Line]:

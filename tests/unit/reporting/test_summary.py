@@ -78,6 +78,14 @@ def test_operators_are_counted_once_and_grouped_by_their_strongest_reason() -> N
     assert found.kept[1].macs_share == 0.1
 
 
+def test_an_operator_that_might_go_fp16_is_kept_by_the_planner_not_by_its_class() -> None:
+    moves = Reason("data-movement", "Moves data")
+    planner = Reason("planner", "FP32: FP16 here would add 1 cast, more than it saves")
+    decision = Decision(0, 0, "r", "Reshape", "main", "T", DataType.FLOAT, Verdict.FOLLOW, (moves, planner))
+    (group,) = summarize_decisions(PrecisionPlan("m", "r", {}, (decision,), ())).kept
+    assert (group.rule, group.text) == ("planner", planner.text)
+
+
 def test_a_share_of_no_macs_is_unknown_not_zero() -> None:
     plan = PrecisionPlan("m", "r", {}, PLAN.decisions, (), {}, {"macs": 0.0, "macs_fp16_share": 0.0})
     assert summarize_decisions(plan).macs_share is None

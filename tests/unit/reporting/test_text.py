@@ -83,7 +83,10 @@ def test_errors_come_first() -> None:
             HalfOutcome(True, rel_l2=0.3, within_tolerance=False),
             "misses the tolerance, relative L2 error 3.0e-01",
         ),
-        (HalfOutcome(True, rel_l2=1e-4, within_tolerance=True), "stays finite, relative L2 error 1.0e-04"),
+        (
+            HalfOutcome(True, rel_l2=1e-4, within_tolerance=True),
+            "stays within tolerance, relative L2 error 1.0e-04",
+        ),
         (HalfOutcome(None, note="the runtime crashed"), "not tried: the runtime crashed"),
     ],
 )
