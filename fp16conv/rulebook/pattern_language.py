@@ -8,7 +8,8 @@ A template is a list of statements, one per line (a line that starts with `|` co
 The last statement is the root: matching starts at an operator of its types and goes up. An alternative is
 a call `Op(args)` or `OpA/OpB[attr=1, other<2](args)`, a name, `_` (anything), or a constant
 `{conditions}`, which `name{conditions}` captures. A name without a statement is free: any value, the same
-one at every mention. Add, Mul, Min, Max and Equal match with their operands in either order; trailing inputs may be left out.
+one at every mention. Add, Mul, Min, Max and Equal match with their operands in either order; trailing
+inputs may be left out.
 """
 
 from __future__ import annotations
