@@ -85,13 +85,14 @@ def attribute(
     rtol: float = RTOL,
     atol: float = ATOL,
     allow_integer_changes: bool = False,
+    batches: int = 1,
 ) -> tuple[Blame, ...]:
     """Tell which operators cause the error of a plan, worst first.
 
     Args:
         loaded: the FP32 model.
         dtypes: FLOAT or FLOAT16 per type variable id.
-        feeds: inputs; the first batch is used.
+        feeds: inputs; the first `batches` are used.
         runtime: CPU runtime.
         outputs: names of the outputs whose error counts, None for all.
         saturated: constants that become +-65504 instead of infinite.
@@ -99,6 +100,7 @@ def attribute(
         rtol: allowed relative L2 error: outputs are weighed by what they are allowed.
         atol: allowed root mean square error on top.
         allow_integer_changes: integer outputs may change.
+        batches: number of batches.
 
     Returns:
         Blames with a share above zero; empty where there is no error.
@@ -115,6 +117,7 @@ def attribute(
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,
+        batches=batches,
     ) as probe:
         return _bisect(probe, dtypes, probe.measure(dtypes), budget_runs)
 
@@ -158,8 +161,8 @@ def repair_plan(
     atol: float = ATOL,
     allow_integer_changes: bool = False,
     outputs: Collection[str] | None = None,
-    batches: int = 1,
-    rounds: int = 4,
+    batches: int = 4,
+    rounds: int = 6,
     budget_runs: int = 64,
 ) -> Repair:
     """Find what to move into FP32, and check by emulation that it helps.

@@ -195,3 +195,12 @@ def test_what_half_does_says_where_the_nan_comes_from(tmp_path: Path, runtime: R
     loaded = write(tmp_path, text)
     outlook = what_half_does(loaded, batches({"x": np.array([300.0, 1.0], np.float32)}), runtime)
     assert "would give NaN in output y, first at" in outlook.describe()
+
+
+def test_a_later_batch_can_show_what_the_first_does_not(tmp_path: Path, runtime: Runtime) -> None:
+    loaded = write(tmp_path, "g (float[2] x) => (float[2] y) { s = Mul(x, x) y = Sqrt(s) }")
+    feeds = batches({"x": np.array([1.0, 2.0], np.float32)}, {"x": np.array([300.0, 2.0], np.float32)})
+    assert repair_plan(loaded, everything(loaded), feeds, runtime, batches=1).before.ok
+    repair = repair_plan(loaded, everything(loaded), feeds, runtime)
+    assert repair.after.ok
+    assert {made_by(loaded, b) for b in repair.blames} == {"s", "y"}
