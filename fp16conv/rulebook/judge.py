@@ -63,8 +63,8 @@ def judge(
     kept = select_typevars(graph, keep_fp32, "--keep-fp32")
     forced = select_typevars(graph, force_fp16, "--force-fp16")
     _check_selection(graph, kept, forced)
-    evidence = gather_evidence(graph, facts)
     hits = match_patterns(graph, book.patterns, facts) if chosen.patterns else ()
+    evidence = gather_evidence(graph, facts, {value for hit in hits for value in hit.saturated})
     coverage = check_kernels(graph, runtime) if chosen.kernels else Coverage({}, ())
     bench = _Bench(
         graph=graph,
@@ -83,7 +83,7 @@ def judge(
     return Verdicts(
         judgements=judgements,
         groups=_groups(judgements, hits, coverage),
-        saturated=_saturated(graph, book, evidence, hits) if chosen.saturate else {},
+        saturated=_saturated(graph, book, evidence) if chosen.saturate else {},
     )
 
 
@@ -223,9 +223,7 @@ def _groups(
     return tuple(groups)
 
 
-def _saturated(
-    graph: ModelGraph, book: RuleBook, evidence: Evidence, hits: Sequence[PatternHit]
-) -> dict[int, Reason]:
+def _saturated(graph: ModelGraph, book: RuleBook, evidence: Evidence) -> dict[int, Reason]:
     """Constants that become +-65504 where they are read in FP16.
 
     A constant read as a number somewhere else stays out: there it must not be clipped.
@@ -234,10 +232,6 @@ def _saturated(
     roles: dict[int, set[Role]] = {}
     for (value, _), role in evidence.roles.items():
         roles.setdefault(value, set()).add(role)
-    for hit in hits:
-        for value in hit.saturated:
-            roles.setdefault(value, set()).add(Role.INFINITY)
-            roles[value].discard(Role.NUMBER)
     found: dict[int, Reason] = {}
     for value in sorted(roles):
         figures = evidence.reader.figures(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -11,7 +11,7 @@ from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar, Use
 from fp16conv.half import MAX
 from fp16conv.rulebook.infinities import MaskFlow, classify_constant, trace_masks
 from fp16conv.rulebook.numbers import ConstantReader, fact_figure, holds, values_of
-from fp16conv.rulebook.schema import Context, Match, Profile, Role, Rule, RuleKind, Target
+from fp16conv.rulebook.schema import ConstantMatch, Context, Match, Profile, Role, Rule, RuleKind, Target
 from fp16conv.rulebook.types import Authority, Reason
 
 __all__ = ["Evidence", "Matcher", "gather_evidence"]
@@ -34,15 +34,26 @@ class Evidence:
     masks: MaskFlow
 
 
-def gather_evidence(graph: ModelGraph, facts: Mapping[int, RangeFact]) -> Evidence:
-    """Measure the constants that FLOAT type variables read and find out what each one does."""
+def gather_evidence(
+    graph: ModelGraph, facts: Mapping[int, RangeFact], infinite: Collection[int] = ()
+) -> Evidence:
+    """Measure the constants that FLOAT type variables read and find out what each one does.
+
+    Args:
+        graph: the model.
+        facts: ranges by value id.
+        infinite: constants that an idiom has found to act as infinity.
+    """
     reader = ConstantReader(graph, facts)
     roles: dict[tuple[int, Use], Role] = {}
     for tv in graph.typevars:
         for use in tv.uses:
             value = graph.value_at(use)
             if value is not None and reader.is_known(value.id):
-                roles[value.id, use] = classify_constant(graph, reader, value.id, use)
+                role = classify_constant(graph, reader, value.id, use)
+                if role is Role.NUMBER and value.id in infinite:
+                    role = Role.MASK_SCALE
+                roles[value.id, use] = role
     return Evidence(reader, facts, roles, trace_masks(graph, roles, reader))
 
 
@@ -154,13 +165,7 @@ class Matcher:
                 continue
             measured = []
             for condition in match.conditions:
-                if condition.metric == "relative_rounding":
-                    offset = (
-                        op.attrs.get(match.offset_attribute, 1e-5) if op and match.offset_attribute else 0.0
-                    )
-                    figure = self.evidence.reader.relative_rounding(value.id, _as_float(offset))
-                else:
-                    figure = float(getattr(figures, condition.metric))
+                figure = self._constant_figure(condition.metric, match, op, value.id)
                 if not holds(condition, figure):
                     break
                 measured.append(figure)
@@ -168,6 +173,16 @@ class Matcher:
                 first = measured[0] if measured else figures.max_finite_abs
                 return self._reason(rule, value.name, first, "constant", 1.0, authority)
         return None
+
+    def _constant_figure(self, metric: str, match: ConstantMatch, op: Op | None, value: int) -> float:
+        reader = self.evidence.reader
+        if metric == "relative_rounding":
+            named = op is not None and match.offset_attribute
+            offset = op.attrs.get(match.offset_attribute, 1e-5) if op is not None and named else 0.0
+            return reader.relative_rounding(value, _as_float(offset))
+        if metric == "l2_rounding":
+            return reader.l2_rounding(value)
+        return float(getattr(reader.figures(value), metric))
 
     def _match_fact(self, rule: Rule, op: Op | None, tv: TypeVar, authority: Authority) -> Reason | None:
         match = rule.match.fact

@@ -72,6 +72,16 @@ class ConstantReader:
         ratio = np.divide(error, scale, out=np.zeros_like(error), where=(scale > 0) & np.isfinite(error))
         return float(ratio.max())
 
+    def l2_rounding(self, value: int) -> float:
+        """L2 norm of the constant's rounding error, relative to its own."""
+        array = self._graph.array(value)
+        if array is None or not array.size:
+            return 0.0
+        numbers = array.astype(np.float64, copy=False)
+        norm = float(np.linalg.norm(numbers))
+        error = float(np.linalg.norm(round_to_fp16(numbers).astype(np.float64) - numbers))
+        return error / norm if norm > 0 else 0.0
+
     def _measure(self, value: int) -> ConstantFigures | None:
         array = self._graph.array(value)
         if array is None or not array.size:

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 CONSTANT_METRICS: Final = frozenset(
-    {"max_finite_abs", "min_abs", "share_tiny", "relative_rounding", "inexact_integers"}
+    {"max_finite_abs", "min_abs", "share_tiny", "relative_rounding", "l2_rounding", "inexact_integers"}
 )
 FACT_METRICS: Final = frozenset(
     {"max_abs", "rms", "share_tiny", "has_nan", "integer_max", "accumulated_abs", "accumulated_square"}
