@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,12 +100,14 @@ def read_proto(path: Path) -> onnx.ModelProto:
 def _check_external_data(proto: onnx.ModelProto, path: Path) -> None:
     folder = path.resolve().parent
     for tensor in onnx.external_data_helper._get_all_tensors(proto):
+        where = f"{path}: tensor '{tensor.name}'"
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            if tensor.HasField("raw_data"):
+                _check_size(tensor, len(tensor.raw_data), where)
             continue
         entries = {e.key: e.value for e in tensor.external_data}
         location = entries.get("location", "")
         file = (folder / location).resolve()
-        where = f"{path}: tensor '{tensor.name}'"
         if not location or os.path.isabs(location) or not file.is_relative_to(folder):
             raise ModelError(
                 f"external data '{location}' lies outside the model's folder",
@@ -115,10 +118,25 @@ def _check_external_data(proto: onnx.ModelProto, path: Path) -> None:
             raise ModelError(
                 f"external data file '{location}' is missing", where=where, hint=f"put it into {folder}"
             )
-        _check_extent(entries, file, where)
+        _check_size(tensor, _check_extent(entries, file, where), where)
 
 
-def _check_extent(entries: Mapping[str, str], file: Path, where: str) -> None:
+def _check_size(tensor: onnx.TensorProto, nbytes: int, where: str) -> None:
+    """Shape and type must not ask for more bytes than there are."""
+    try:
+        needed = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
+    except (ValueError, TypeError):  # strings, and types this onnx_ir does not know
+        return
+    if needed > nbytes:
+        raise ModelError(
+            f"the shape {list(tensor.dims)} needs {needed} bytes, but there are {nbytes}",
+            where=where,
+            hint="the model or its data file is truncated or belongs to another model",
+        )
+
+
+def _check_extent(entries: Mapping[str, str], file: Path, where: str) -> int:
+    """Return how many bytes an external tensor has."""
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
     except ValueError:
@@ -130,6 +148,7 @@ def _check_extent(entries: Mapping[str, str], file: Path, where: str) -> None:
             where=where,
             hint="the data file is truncated or belongs to another model",
         )
+    return length or size - offset
 
 
 def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
@@ -321,9 +340,7 @@ class _Importer:
             op, outputs, subscopes=subscopes, callee=self._functions.get(node.op_identifier())
         )
 
-    def _add_body(
-        self, body: ir.Graph, name: str, parent: int, owner: int, opsets: Mapping[str, int]
-    ) -> int:
+    def _add_body(self, body: ir.Graph, name: str, parent: int, owner: int, opsets: Mapping[str, int]) -> int:
         scope = self.builder.add_scope(ScopeKind.SUBGRAPH, name, parent, owner)
         if parent in self._frozen_scopes:
             self._frozen_scopes.add(scope)
