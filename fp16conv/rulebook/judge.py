@@ -147,7 +147,7 @@ class _Bench:
         return notes + ranked + [c for c in found if c.verdict is Verdict.DENY]
 
     def _class_of(self, tv: TypeVar) -> _Candidate:
-        if tv.op is None or not tv.symbol.isidentifier():
+        if tv.op is None:
             return _Candidate(Verdict.FOLLOW, Reason("boundary", "a boundary passes values on"))
         op = self.graph.ops[tv.op]
         rule = self.book.base_rule(op.key)

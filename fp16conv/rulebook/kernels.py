@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fp16conv.graph import ModelGraph, Op, TypeVar
+from fp16conv.rulebook.numbers import symbols_of
 from fp16conv.rulebook.schema import Kernel, Target
 from fp16conv.rulebook.types import Group, Reason, Verdict
 
@@ -37,8 +38,8 @@ def check_kernels(graph: ModelGraph, target: Target) -> Coverage:
     if target.kernels is None:
         return Coverage({}, ())
     for op in graph.ops:
-        typevars = [tv for tv in graph.typevars_of(op.id) if tv.symbol.isidentifier()]
-        if not typevars or op.callee is not None or op.key in target.inlined:
+        typevars = graph.typevars_of(op.id)
+        if not typevars or op.callee is not None or op.subscopes or op.key in target.inlined:
             continue
         rows = _valid_rows(target.kernels.get(op.key, ()), op.opset)
         if not rows:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar, Use
 from fp16conv.half import MAX
 from fp16conv.rulebook.infinities import MaskFlow, classify_constant, trace_masks
-from fp16conv.rulebook.numbers import ConstantReader, fact_figure, holds, values_of
+from fp16conv.rulebook.numbers import ConstantReader, fact_figure, holds, symbols_of, values_of
 from fp16conv.rulebook.schema import ConstantMatch, Context, Match, Profile, Role, Rule, RuleKind, Target
 from fp16conv.rulebook.types import Authority, Reason
 
@@ -118,7 +118,7 @@ class Matcher:
         return Reason(rule.id, rule.name, authority)
 
     def _admits_typevar(self, match: Match, op: Op | None, tv: TypeVar) -> bool:
-        if match.symbol and tv.symbol not in match.symbol:
+        if match.symbol and not set(match.symbol).intersection(symbols_of(tv)):
             return False
         if match.target_accumulates and match.target_accumulates != self.target.accumulates:
             return False

@@ -12,7 +12,7 @@ from fp16conv.graph import ModelGraph, Op, RangeFact, TypeVar
 from fp16conv.half import MAX, MAX_EXACT_INTEGER, SMALLEST_NORMAL, round_to_fp16
 from fp16conv.rulebook.schema import Condition
 
-__all__ = ["ConstantFigures", "ConstantReader", "fact_figure", "holds", "values_of"]
+__all__ = ["ConstantFigures", "ConstantReader", "fact_figure", "holds", "symbols_of", "values_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +162,8 @@ def values_of(graph: ModelGraph, typevar: TypeVar, on: str) -> list[int]:
     if on != "input":
         found.update(typevar.defs)
     return sorted(found)
+
+
+def symbols_of(typevar: TypeVar) -> tuple[str, ...]:
+    """Schema names of a type variable: several where a container ties them (`S+T`), without an index (`V:0`)."""
+    return tuple(typevar.symbol.partition(":")[0].split("+"))
