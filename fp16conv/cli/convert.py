@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 from typing import Any
 
 import click
@@ -76,8 +78,19 @@ def command(
     arguments = api_arguments(flags) | {"repair": not no_repair, "validate": not no_validate}
     with show_progress(env) as progress:
         report = env.api.convert(model, output, progress=progress, **arguments)
+    if not report.next_command:
+        report = dataclasses.replace(
+            report, next_command=_next_command(report.output is not None, model, output)
+        )
     print_report(report, form, env)
     return 0 if report.ok else 1
+
+
+def _next_command(written: bool, model: str, output: str) -> str:
+    """After success: a test on data the decisions have not seen. After a miss: a plan to edit."""
+    if written:
+        return shlex.join(["fp16conv", "validate", model, output, "--data", "TEST.npz"])
+    return shlex.join(["fp16conv", "plan", model, "-o", "plan.json"])
 
 
 def _refuse_decisions(ctx: click.Context) -> None:
