@@ -11,7 +11,7 @@ from fp16conv.half import MAX, SMALLEST_NORMAL
 from fp16conv.rulebook.numbers import ConstantFigures, ConstantReader
 from fp16conv.rulebook.schema import Role
 
-__all__ = ["MaskFlow", "classify_constant", "trace_masks"]
+__all__ = ["SELECTIONS", "MaskFlow", "classify_constant", "trace_masks"]
 
 HUGE: Final = 1e30
 """No activation or weight is this large: a constant from here on stands for infinity.
@@ -39,6 +39,7 @@ SINKS: Final = frozenset(
     | {"LessOrEqual", "com.microsoft::BiasSoftmax"}
 )
 PASSES: Final = MOVES | frozenset({"Where", "Add", "Sub", "Mul", "Div", "ScatterElements", "ScatterND"})
+SELECTIONS: Final = frozenset({"Where", "Clip", "Max", "Min", "Pad"})
 GUARDED: Final = frozenset({"Div", "Sqrt", "Log", "Pow", "Reciprocal"})
 LIGHT: Final = MOVES | frozenset({"Sqrt", "Mul", "Max", "Clip", "Abs", "ReduceSum", "ReduceMean"})
 DEPTH: Final = 6

@@ -64,7 +64,7 @@ def judge(
     forced = select_typevars(graph, force_fp16, "--force-fp16")
     _check_selection(graph, kept, forced)
     hits = match_patterns(graph, book.patterns, facts) if chosen.patterns else ()
-    evidence = gather_evidence(graph, facts, {value for hit in hits for value in hit.saturated})
+    evidence = gather_evidence(graph, facts, hits)
     coverage = check_kernels(graph, runtime) if chosen.kernels else Coverage({}, ())
     bench = _Bench(
         graph=graph,

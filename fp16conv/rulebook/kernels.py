@@ -93,4 +93,8 @@ def _judge_op(
 
 
 def _runs(row: Kernel, typevars: Sequence[TypeVar], letters: Sequence[str]) -> bool:
-    return all(letter in row.types.get(tv.symbol, "fh") for tv, letter in zip(typevars, letters, strict=True))
+    return all(
+        letter in row.types.get(symbol, "fh")
+        for tv, letter in zip(typevars, letters, strict=True)
+        for symbol in symbols_of(tv)
+    )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar, Use
 from fp16conv.half import MAX
-from fp16conv.rulebook.infinities import MaskFlow, classify_constant, trace_masks
+from fp16conv.rulebook.infinities import SELECTIONS, MaskFlow, classify_constant, trace_masks
 from fp16conv.rulebook.numbers import ConstantReader, fact_figure, holds, symbols_of, values_of
 from fp16conv.rulebook.schema import ConstantMatch, Context, Match, Profile, Role, Rule, RuleKind, Target
-from fp16conv.rulebook.types import Authority, Reason
+from fp16conv.rulebook.types import Authority, PatternHit, Reason
 
 __all__ = ["Evidence", "Matcher", "gather_evidence"]
 
@@ -35,26 +35,39 @@ class Evidence:
 
 
 def gather_evidence(
-    graph: ModelGraph, facts: Mapping[int, RangeFact], infinite: Collection[int] = ()
+    graph: ModelGraph, facts: Mapping[int, RangeFact], hits: Sequence[PatternHit] = ()
 ) -> Evidence:
     """Measure the constants that FLOAT type variables read and find out what each one does.
 
     Args:
         graph: the model.
         facts: ranges by value id.
-        infinite: constants that an idiom has found to act as infinity.
+        hits: idioms, which may have found constants that act as infinity.
     """
-    reader = ConstantReader(graph, facts)
+    reader, infinite = ConstantReader(graph, facts), _infinite_uses(graph, hits)
     roles: dict[tuple[int, Use], Role] = {}
     for tv in graph.typevars:
         for use in tv.uses:
             value = graph.value_at(use)
             if value is not None and reader.is_known(value.id):
                 role = classify_constant(graph, reader, value.id, use)
-                if role is Role.NUMBER and value.id in infinite:
+                if role is Role.NUMBER and (value.id, use.op) in infinite:
                     role = Role.MASK_SCALE
                 roles[value.id, use] = role
     return Evidence(reader, facts, roles, trace_masks(graph, roles, reader))
+
+
+def _infinite_uses(graph: ModelGraph, hits: Sequence[PatternHit]) -> set[tuple[int, int | None]]:
+    """(constant, operator) pairs of idioms where the constant acts as infinity; elsewhere it may not."""
+    found: set[tuple[int, int | None]] = set()
+    for hit in hits:
+        inside = {graph.typevars[tv].op for tv in hit.typevars}
+        for value in hit.saturated:
+            users = {
+                op.id for op in graph.users(value) if op.id in inside or (not inside and op.key in SELECTIONS)
+            }
+            found.update((value, op) for op in users)
+    return found
 
 
 @dataclass(frozen=True)

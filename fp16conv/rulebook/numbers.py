@@ -165,5 +165,5 @@ def values_of(graph: ModelGraph, typevar: TypeVar, on: str) -> list[int]:
 
 
 def symbols_of(typevar: TypeVar) -> tuple[str, ...]:
-    """Schema names of a type variable: several where a container ties them (`S+T`), without an index (`V:0`)."""
+    """Schema names of a type variable: several where a container ties them (`S+T`), no index (`V:0`)."""
     return tuple(typevar.symbol.partition(":")[0].split("+"))

@@ -36,10 +36,10 @@ def select_ops(graph: ModelGraph, pattern: str, flag: str) -> tuple[int, ...]:
         names = sorted({op.name or op.label for op in graph.ops})
     if found:
         return found
-    close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
     types = sorted({f"type:{op.key}" for op in graph.ops})
-    if not close and not pattern.startswith("type:"):
-        close = difflib.get_close_matches(f"type:{pattern}", types, n=1, cutoff=0.8)
+    close = [t for t in types if t == f"type:{pattern}"]
+    close = close or difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
+    close = close or difflib.get_close_matches(f"type:{pattern}", types, n=1, cutoff=0.8)
     hint = f"did you mean '{close[0]}'?" if close else "patterns are globs on operator names, or type:Softmax"
     raise UsageError(f"pattern '{pattern}' matches no operator of the model", where=flag, hint=hint)
 

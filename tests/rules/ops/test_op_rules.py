@@ -86,7 +86,8 @@ def test_operators_that_only_old_runtimes_know_have_a_class() -> None:
 
 def test_denied_operators_name_their_arithmetic() -> None:
     for rule in BOOK.rules:
-        assert len(rule.rationale) > 20 and rule.evidence, rule.id
+        assert len(rule.rationale) > 20, rule.id
+        assert rule.evidence, rule.id
         if rule.kind is RuleKind.EVIDENCE:
             text = rule.text.format(value="v", measured=1.0, limit=2.0, origin="observed", headroom=2.0)
             assert "'v'" in text, rule.id
@@ -121,4 +122,5 @@ def test_denied_operators_name_their_arithmetic() -> None:
 )
 def test_classes_of_well_known_operators(key: str, verdict: str) -> None:
     rule = BOOK.base_rule(key)
-    assert rule is not None and rule.verdict == verdict
+    assert rule is not None
+    assert rule.verdict == verdict
