@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -57,9 +59,25 @@ def refuse_losses(proto: onnx.ModelProto, where: str) -> None:
         )
 
 
-def carry_over(source: onnx.ModelProto, target: onnx.ModelProto) -> None:
-    """Copy the main graph's sparse initializers, which onnx_ir does not read, into the converted model."""
-    target.graph.sparse_initializer.extend(source.graph.sparse_initializer)
+def carry_over(source: onnx.ModelProto, target: onnx.ModelProto, halves: Mapping[str, str]) -> None:
+    """Copy the main graph's sparse initializers, which onnx_ir does not read, into the converted model.
+
+    Args:
+        source: the model as parsed.
+        target: the converted model.
+        halves: name of each FP16 sparse initializer of `target`, and the name of the FP32 one in `source`;
+            equal where it replaces it.
+    """
+    for sparse in source.graph.sparse_initializer:
+        name = sparse.values.name
+        if halves.get(name) != name:
+            target.graph.sparse_initializer.append(sparse)
+        for copy in (copy for copy, origin in halves.items() if origin == name):
+            added = target.graph.sparse_initializer.add()
+            added.CopyFrom(sparse)
+            with np.errstate(over="ignore", under="ignore"):
+                numbers = onnx.numpy_helper.to_array(sparse.values).astype(np.float16)
+            added.values.CopyFrom(onnx.numpy_helper.from_array(numbers, copy))
 
 
 def _graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -69,7 +87,7 @@ def _graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
         yield from _subgraphs(function.node, function.name)
 
 
-def _subgraphs(nodes: Iterator[onnx.NodeProto], parent: str) -> Iterator[tuple[str, onnx.GraphProto]]:
+def _subgraphs(nodes: Iterable[onnx.NodeProto], parent: str) -> Iterator[tuple[str, onnx.GraphProto]]:
     for node in nodes:
         for attr in node.attribute:
             for graph in (*([attr.g] if attr.HasField("g") else ()), *attr.graphs):

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from fp16conv.conversion.assignment import assign
 from fp16conv.conversion.passes.annotate_nodes import AnnotateNodesPass
 from fp16conv.conversion.passes.convert_constants import ConvertConstantsPass
+from fp16conv.conversion.passes.convert_sparse import ConvertSparsePass
 from fp16conv.conversion.passes.drop_noop_casts import DropNoopCastsPass
 from fp16conv.conversion.passes.insert_casts import InsertCastsPass
 from fp16conv.conversion.passes.retarget_attributes import RetargetAttributesPass
@@ -40,6 +41,7 @@ def convert(loaded: LoadedModel, plan: PrecisionPlan) -> ir.Model:
     for run in (
         RetargetAttributesPass(workspace, assignment),
         ConvertConstantsPass(workspace, assignment),
+        ConvertSparsePass(workspace, assignment),
         RetypeValuesPass(workspace, assignment),
         AnnotateNodesPass(workspace, assignment),
         InsertCastsPass(workspace, assignment),

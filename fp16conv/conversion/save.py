@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from fp16conv.conversion.loss_guard import carry_over
+from fp16conv.conversion.passes.convert_sparse import sparse_halves
 from fp16conv.conversion.tensors import is_external
 from fp16conv.conversion.workspace import iterate_graphs
 from fp16conv.errors import ConversionError, UsageError
@@ -82,7 +83,7 @@ def save(
 def serialize(model: ir.Model, loaded: LoadedModel) -> onnx.ModelProto:
     """The converted model as protobuf with all weights inline, what onnx_ir cannot hold carried over."""
     proto = ir.serde.serialize_model(model)
-    carry_over(loaded.proto, proto)
+    carry_over(loaded.proto, proto, sparse_halves(model))
     return proto
 
 

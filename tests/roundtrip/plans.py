@@ -72,7 +72,7 @@ def _container_groups(graph: ModelGraph) -> list[int]:
 
     for value in graph.values:
         own = graph.typevar_of_value(value.id)
-        if value.container is Container.TENSOR or own is None:
+        if value.container not in (Container.SEQUENCE, Container.OPTIONAL) or own is None:
             continue
         for use in graph.consumers(value.id):
             other = graph.typevar_of_use(use)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from fp16conv.conversion.assignment import Assignment
 from fp16conv.conversion.passes.annotate_nodes import describe
+from fp16conv.conversion.passes.convert_sparse import is_sparse_initializer
 from fp16conv.conversion.tensors import retype, to_ir
 from fp16conv.conversion.workspace import Workspace
 from fp16conv.errors import PlanError
@@ -33,8 +34,8 @@ class InsertCastsPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False
         for info in self.workspace.graph.values:
-            if info.is_constant:
-                continue  # ConvertConstants served their readers
+            if info.is_constant or is_sparse_initializer(self.workspace.graph, info.id):
+                continue  # their readers have been served
             uses = self.assignment.misfits(info.id)
             if uses:
                 self._insert(info.id, uses)
