@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx.checker
 import onnx.shape_inference
+import onnx_ir as ir
 
 from fp16conv.errors import ConversionError, ModelError
 from fp16conv.frontends.inference import without_weights
@@ -217,5 +218,8 @@ def _check_overflow(result: ModelGraph, source: ModelGraph) -> Iterator[Finding]
 
 
 def _infinities(graph: ModelGraph, value: int) -> int:
-    numbers = graph.array(value)
-    return 0 if numbers is None else int(np.count_nonzero(np.isinf(numbers)))
+    tensor = graph.constants[value]
+    count = int(np.count_nonzero(np.isinf(np.asarray(tensor.numpy()))))
+    if isinstance(tensor, ir.ExternalTensor):
+        tensor.release()  # else every weight read so far stays mapped
+    return count
