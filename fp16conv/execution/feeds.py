@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fp16conv.errors import DataError, UsageError
-from fp16conv.execution.synthesis import make_batch, plan_inputs
+from fp16conv.execution.synthesis import DEFAULT_SIZES, OpenSizes, make_batch, plan_inputs
 from fp16conv.graph import Container, DataType, ModelGraph, Value
 
 __all__ = ["Batch", "FeedSource", "load_feeds", "parse_range", "parse_shape", "synthesize"]
@@ -98,6 +98,7 @@ def synthesize(
     batches: int = 2,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
+    open_sizes: OpenSizes = DEFAULT_SIZES,
 ) -> FeedSource:
     """Make up inputs from types, shapes, declared ranges and the tables that integer inputs index.
 
@@ -112,6 +113,7 @@ def synthesize(
         batches: how many batches.
         seed: same seed, same numbers.
         dims: sizes of symbolic dimensions, by name.
+        open_sizes: sizes of the dimensions that are left open.
 
     Returns:
         A source of origin `synthetic`.
@@ -131,7 +133,7 @@ def synthesize(
     for name, shape in shapes.items():
         if problem := _shape_problem(shape, inputs[name]):
             raise UsageError(problem, where=f"--shape {name}")
-    recipes = plan_inputs(graph, shapes, ranges, dict(dims or {}))
+    recipes = plan_inputs(graph, shapes, ranges, dict(dims or {}), open_sizes)
 
     def maker(batch: int) -> Callable[[], Batch]:
         return lambda: make_batch(recipes, np.random.default_rng((seed, batch)), batch)
@@ -228,16 +230,10 @@ def _pop_labels(arrays: Batch, file: Path, labels: str) -> Any:
 
 def _load(file: Path) -> Batch:
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(
-                    "is a single array, not an .npz file",
-                    where=str(file),
-                    hint="use numpy.savez(FILE, name=array)",
-                )
-            return {name: archive[name] for name in archive.files}
-    except DataError:
-        raise
+        archive = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.lib.npyio.NpzFile):
+            with archive:
+                return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
         raise DataError(
             "is not a readable .npz file",
@@ -245,6 +241,9 @@ def _load(file: Path) -> Batch:
             why=str(error),
             hint="use numpy.savez(FILE, input_name=array, ...) with plain arrays",
         ) from None
+    raise DataError(
+        "is a single array, not an .npz file", where=str(file), hint="use numpy.savez(FILE, name=array)"
+    )
 
 
 def _check(arrays: Mapping[str, Any], graph: ModelGraph, where: str) -> Batch:
@@ -305,7 +304,7 @@ def _shape_problem(shape: tuple[int, ...], value: Value) -> str:
     got = "x".join(map(str, shape)) or "a scalar"
     if len(shape) != len(value.shape):
         return f"has rank {len(shape)} ({got}), the model wants rank {len(value.shape)} ({wanted})"
-    if any(isinstance(dim, int) and dim != size for dim, size in zip(value.shape, shape, strict=True)):
+    if any(isinstance(dim, int) and 0 <= dim != size for dim, size in zip(value.shape, shape, strict=True)):
         return f"has shape {got}, the model wants {wanted}"
     return ""
 

@@ -1,8 +1,8 @@
 """Made-up inputs that fit a model: shapes for open dimensions, and numbers by what the model does with them.
 
 Defaults for open dimensions, first match wins: a size bound to the same symbolic name; the first dimension of
-a batch 2; height and width of images 224; samples of a signal 16000 where the name says audio, else 512; any
-other 16.
+a batch 2, so is the middle one of a recurrent state; height and width of images 224; samples of a signal
+16000 where the name says audio, else 512; any other 16.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy.typing as npt
 from fp16conv.errors import DataError
 from fp16conv.graph import Container, DataType, ModelGraph, Op, Value
 
-__all__ = ["Kind", "Recipe", "make_batch", "plan_inputs"]
+__all__ = ["DEFAULT_SIZES", "Kind", "OpenSizes", "Recipe", "make_batch", "plan_inputs"]
 
-_BATCH, _LENGTH, _IMAGE, _SIGNAL, _AUDIO = 2, 16, 224, 512, 16000
 _AUDIO_NAME = re.compile(r"audio|wav|pcm|speech|samples", re.I)
 _BATCH_NAME = re.compile(r"^(n|b|bs|bsz)$|batch", re.I)
 _MASK_NAME = re.compile(r"mask|valid|padding", re.I)
+_STATE_NAME = re.compile(r"state|hidden|cell|^[hc]_?\d*$|^[hc]n$", re.I)
 _LENGTH_NAME = re.compile(r"len(gth)?s?$|_len|seqlen|num_frames", re.I)
 _POSITION_NAME = re.compile(r"position|pos_id", re.I)
 _SEGMENT_NAME = re.compile(r"token_type|segment", re.I)
@@ -48,6 +48,30 @@ _SHAPE_SLOTS = {
     "TopK": (1,),
 }
 _POSITIVE_ONLY = frozenset(("Sqrt", "Log", "Reciprocal"))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSizes:
+    """Sizes of dimensions the model leaves open.
+
+    Args:
+        batch: first dimension.
+        height: of an image, float or uint8 of rank 4.
+        width: of an image.
+        signal: samples of a float input of rank 2.
+        audio: the same where the name says audio.
+        length: anything else.
+    """
+
+    batch: int = 2
+    height: int = 224
+    width: int = 224
+    signal: int = 512
+    audio: int = 16000
+    length: int = 16
+
+
+DEFAULT_SIZES = OpenSizes()
 
 
 class Kind(StrEnum):
@@ -92,20 +116,21 @@ def plan_inputs(
     shapes: Mapping[str, tuple[int, ...]],
     ranges: Mapping[str, tuple[float, float]],
     dims: Mapping[str, int],
+    open_sizes: OpenSizes = DEFAULT_SIZES,
 ) -> tuple[Recipe, ...]:
     """Decide shape and kind of every input that must be fed.
 
     Raises:
         DataError: an input has a type that cannot be made up.
     """
-    values = [graph.values[i] for i in graph.main.inputs if i not in graph.constants]
+    values = [graph.values[i] for i in graph.main.inputs if i not in graph.defaults]
     sizes = dict(dims)
     for value in values:
         for dim, size in zip(value.shape or (), shapes.get(value.name, ()), strict=False):
-            if isinstance(dim, str):
-                sizes.setdefault(dim, size)
-    settled = {v.name: shapes.get(v.name) or _settle(v, sizes) for v in values}
-    longest = max((s[-1] for s in settled.values() if len(s) > 1), default=_LENGTH)
+            if _is_name(dim):
+                sizes.setdefault(str(dim), size)
+    settled = {v.name: shapes[v.name] if v.name in shapes else _settle(v, sizes, open_sizes) for v in values}
+    longest = max((s[-1] for s in settled.values() if len(s) > 1), default=open_sizes.length)
     return tuple(_recipe(graph, v, settled[v.name], ranges.get(v.name), longest) for v in values)
 
 
@@ -126,31 +151,41 @@ def make_batch(recipes: Sequence[Recipe], rng: np.random.Generator, batch: int) 
     return made
 
 
-def _settle(value: Value, sizes: dict[str, int]) -> tuple[int, ...]:
+def _is_name(dim: object) -> bool:
+    """Whether a dimension has a name that means something; exporters write "?" for any unknown one."""
+    return isinstance(dim, str) and any(c.isalnum() for c in dim)
+
+
+def _settle(value: Value, sizes: dict[str, int], open_sizes: OpenSizes) -> tuple[int, ...]:
     """Sizes for the open dimensions; symbolic names are bound on the way."""
     shape = value.shape if value.shape is not None else (None, None)
     settled = []
     for position, dim in enumerate(shape):
-        if isinstance(dim, int):
+        if isinstance(dim, int) and dim >= 0:  # some exporters write -1 for an open dimension
             settled.append(dim)
-        elif isinstance(dim, str):
-            settled.append(sizes.setdefault(dim, _default(value, shape, position, dim)))
+        elif _is_name(dim):
+            size = _default(value, shape, position, str(dim), open_sizes)
+            settled.append(sizes.setdefault(str(dim), size))
         else:
-            settled.append(_default(value, shape, position, ""))
+            settled.append(_default(value, shape, position, "", open_sizes))
     return tuple(settled)
 
 
-def _default(value: Value, shape: Sequence[object], position: int, name: str) -> int:
+def _default(value: Value, shape: Sequence[object], position: int, name: str, open_sizes: OpenSizes) -> int:
     if _BATCH_NAME.search(name) or (position == 0 and not re.search(r"seq|len|time", name, re.I)):
-        return _BATCH
+        return open_sizes.batch
+    if len(shape) == 3 and position == 1 and isinstance(shape[0], int) and _STATE_NAME.search(value.name):
+        return open_sizes.batch  # recurrent state: [layers, batch, size]
     is_float = value.dtype in (DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16, DataType.DOUBLE)
     if len(shape) == 4 and (is_float or value.dtype is DataType.UINT8):
         channels_last = shape[3] in (1, 3, 4)
-        if position in ((1, 2) if channels_last else (2, 3)):
-            return _IMAGE
+        first = 1 if channels_last else 2
+        if position in (first, first + 1):
+            return open_sizes.height if position == first else open_sizes.width
     if len(shape) == 2 and is_float and position == 1 and not _MASK_NAME.search(value.name):
-        return _AUDIO if _AUDIO_NAME.search(f"{value.name} {name}") else _SIGNAL
-    return _LENGTH
+        is_audio = _AUDIO_NAME.search(f"{value.name} {name}")
+        return open_sizes.audio if is_audio else open_sizes.signal
+    return open_sizes.length
 
 
 def _recipe(
@@ -199,7 +234,7 @@ def _integer_kind(
 ) -> tuple[Kind, float, float]:
     """An integer input that indexes nothing: by its name, then by what reads it."""
     if _RATE_NAME.search(name):
-        return Kind.FULL, float(_AUDIO), 0.0
+        return Kind.FULL, 16000.0, 0.0
     if _LENGTH_NAME.search(name):
         return Kind.FULL, float(longest), 0.0
     if _SEGMENT_NAME.search(name):
