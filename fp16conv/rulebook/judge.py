@@ -14,6 +14,7 @@ from fp16conv.rulebook.kernels import Coverage, check_kernels
 from fp16conv.rulebook.match import Evidence, Matcher, gather_evidence
 from fp16conv.rulebook.patterns import match_patterns
 from fp16conv.rulebook.pins import find_islands, find_pins
+from fp16conv.rulebook.relief import relieve
 from fp16conv.rulebook.schema import Profile, Role, Rule, RuleKind
 from fp16conv.rulebook.selection import select_typevars
 from fp16conv.rulebook.types import Authority, Group, Judgement, PatternHit, Reason, Verdict, Verdicts
@@ -23,7 +24,7 @@ __all__ = ["judge"]
 _STRICTNESS: Final = (Verdict.FOLLOW, Verdict.INFER, Verdict.ALLOW, Verdict.DENY, Verdict.NEVER)
 """Among equals the later one wins: a danger beats a gain beats indifference."""
 
-_RANK: Final = {authority: i for i, authority in enumerate(Authority)}
+EPS_RULE: Final = "eps-underflow"
 
 
 def judge(
@@ -65,6 +66,10 @@ def judge(
     _check_selection(graph, kept, forced)
     hits = match_patterns(graph, book.patterns, facts) if chosen.patterns else ()
     evidence = gather_evidence(graph, facts, hits)
+    relieved: frozenset[int] = frozenset()
+    if chosen.relief:
+        rules = {rule.id: rule for rule in book.patterns}
+        hits, relieved = relieve(graph, hits, rules, evidence, chosen)
     coverage = check_kernels(graph, runtime) if chosen.kernels else Coverage({}, ())
     bench = _Bench(
         graph=graph,
@@ -75,6 +80,7 @@ def judge(
         pins=find_pins(graph, _domains(book), keep_io_types=keep_io_types),
         islands=find_islands(graph),
         hits=_hits_by_typevar(hits),
+        relieved=relieved,
         coverage=coverage,
         kept=kept,
         forced=forced,
@@ -105,6 +111,7 @@ class _Bench:
     pins: Mapping[int, Reason]
     islands: Mapping[int, Reason]
     hits: Mapping[int, Sequence[PatternHit]]
+    relieved: frozenset[int]
     coverage: Coverage
     kept: Mapping[int, str]
     forced: Mapping[int, str]
@@ -143,6 +150,8 @@ class _Bench:
 
     def _add_evidence(self, tv: TypeVar, ranked: list[_Candidate]) -> list[_Candidate]:
         found = _by_strictness(self.matcher.find(self._rules(RuleKind.EVIDENCE), tv))
+        if tv.id in self.relieved:  # relief has looked at the eps and found it harmless
+            found = [replace(c, verdict=Verdict.FOLLOW) if c.reason.rule == EPS_RULE else c for c in found]
         notes = [c for c in found if c.verdict is not Verdict.DENY]
         return notes + ranked + [c for c in found if c.verdict is Verdict.DENY]
 

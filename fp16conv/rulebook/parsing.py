@@ -347,6 +347,7 @@ def parse_profile(table: Table, file: str) -> Profile:
         description=reader.text("description", required=True),
         maps={Verdict(k): Verdict(v) for k, v in maps.items()},
         relaxed=reader.flag("relaxed", False),
+        relief=reader.flag("relief", False),
         evidence=reader.flag("evidence", True),
         patterns=reader.flag("patterns", True),
         kernels=reader.flag("kernels", True),

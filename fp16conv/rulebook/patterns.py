@@ -56,6 +56,7 @@ class PatternRule:
         saturate: captured constants that act as infinity.
         yields_to: ids of patterns whose operators this one leaves alone (they are matched first).
         one_precision: the marked operators end in one precision.
+        relaxed: verdict where all its values were observed and are harmless; None: no relaxation.
         exact_integers: a piece is dropped when all its values are proven integers that FP16 holds exactly.
     """
 
@@ -69,6 +70,7 @@ class PatternRule:
     saturate: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
     one_precision: bool = False
+    relaxed: Verdict | None = None
     exact_integers: bool = False
     examples: tuple[PatternExample, ...] = ()
     file: str = ""
@@ -128,6 +130,7 @@ def parse_pattern(data: Mapping[str, object], where: str) -> PatternRule:
         saturate=saturate,
         yields_to=yields_to,
         one_precision=reader.flag("one_precision", isinstance(matcher, Template)),
+        relaxed=reader.verdict("relaxed"),
         exact_integers=exact_integers,
         examples=tuple(_parse_example(e, f"{reader.where}: example") for e in reader.tables("example")),
         file=reader.text("file"),

@@ -196,7 +196,8 @@ class Profile:
 
     Args:
         maps: verdict of the rules -> verdict of the profile.
-        relaxed: use the relaxed verdicts where they are safe.
+        relaxed: use the relaxed verdicts of operators where they are safe.
+        relief: use the relaxed verdicts of idioms where measured numbers show no harm.
         evidence, patterns, kernels, saturate: whether numbers, idioms and the target's kernel
             coverage are heeded, and constants that act as infinity saturate.
         headroom: factor per origin of a fact on observed magnitudes.
@@ -207,6 +208,7 @@ class Profile:
     description: str
     maps: Mapping[Verdict, Verdict] = field(default_factory=dict)
     relaxed: bool = False
+    relief: bool = False
     evidence: bool = True
     patterns: bool = True
     kernels: bool = True
