@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fp16conv.errors import RuleError
+from fp16conv.graph import DataType
 from fp16conv.rulebook.op_sets import OP_SETS
 
 __all__ = [
@@ -341,7 +342,7 @@ class OpSpec:
     Args:
         type: operator key, or `@output` for outputs of the main graph.
         slot: input slot, -1 for all of them, None where no slot is named.
-        source: kind of the first input ("float", "int"), empty for any.
+        source: kind of the first input ("float", "int" of two bytes or more, or a data type), empty for any.
         target: kind of the first output, empty for any.
         inner: largest contraction length of a matrix product, 0 for any.
         constant: an input must be a constant that fulfils this.
@@ -388,8 +389,10 @@ def parse_specs(texts: tuple[str, ...], where: str) -> tuple[OpSpec, ...]:
                 specs.append(OpSpec(member, None, *kinds, movement=kind == "@movement"))
             continue
         for group in ("source", "target"):
-            if match[group] not in (None, "float", "int"):
-                raise RuleError(f"'{match[group]}' is not a kind of number (float, int)", where=where)
+            if match[group] not in (None, "float", "int", *DataType):
+                raise RuleError(
+                    f"'{match[group]}' is not a kind of number (float, int, or a data type)", where=where
+                )
         slot = match["slot"]
         specs.append(
             OpSpec(

@@ -109,6 +109,8 @@ class _Specs:
         dtype = self._index.value(value).dtype
         if kind == "float":
             return dtype is DataType.FLOAT
+        if kind != "int":
+            return dtype == kind
         return dtype.is_integer and dtype.itemsize > 1  # one byte: exact in FP16 (|i| <= 255)
 
     def _contraction(self, op: Op) -> int | None:
