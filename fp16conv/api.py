@@ -31,7 +31,7 @@ from fp16conv.reporting.report import (
     ValidateReport,
 )
 from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
-from fp16conv.study import InputWords, OptionWords, Options, Study, open_feeds, read_options, start_study
+from fp16conv.study import InputWords, Options, OptionWords, Study, open_feeds, read_options, start_study
 from fp16conv.validation.compare import Provider
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
@@ -98,13 +98,11 @@ def analyze(
         prediction=read_prediction(made, load_device(chosen.device)),
         half=half,
         evidence=_evidence(study.feeds, chosen, study.calibration.batches if study.calibration else 0),
-        findings=tuple(_findings(study, half)),
+        findings=tuple(_findings(study, made, half)),
     )
 
 
-def plan(
-    model: Source, *, progress: Progress | None = None, **options: Unpack[OptionWords]
-) -> PrecisionPlan:
+def plan(model: Source, *, progress: Progress | None = None, **options: Unpack[OptionWords]) -> PrecisionPlan:
     """Decide the precision of every type variable.
 
     Args:
@@ -212,9 +210,9 @@ def validate(
     """
     chosen = read_options(**inputs)
     first, second = _load(reference), _load(candidate)
-    feeds = open_feeds(first, chosen)
-    _tell(progress, "comparing")
     with Runtime() as runtime:
+        feeds = open_feeds(first, chosen, runtime)
+        _tell(progress, "comparing")
         comparison = Comparison(runtime, provider, rtol, atol, allow_integer_changes)
         result = comparison.run(first, second, feeds)
     return ValidateReport(
@@ -274,8 +272,14 @@ def _summarize_half(outlook: HalfOutlook) -> HalfOutcome:
     )
 
 
-def _findings(study: Study, half: HalfOutcome | None = None) -> Iterator[Finding]:
+def _findings(study: Study, plan: PrecisionPlan, half: HalfOutcome | None = None) -> Iterator[Finding]:
     source = study.loaded.graph.source
+    speedup = plan.predicted.get("speedup", 1.0)
+    if plan.predicted.get("macs_fp16") and speedup < 1.0:
+        text = f"the casts are predicted to cost more than FP16 saves on this device ({speedup:.2f}x)"
+        yield Finding(
+            Severity.NOTE, "no-speedup", source, text, "the model is small: measure it on the device"
+        )
     if study.calibration is None and study.unobserved:
         yield Finding(Severity.WARNING, "not-observed", source, f"ranges are unknown: {study.unobserved}")
     if half is not None and half.within_tolerance is False:
@@ -283,12 +287,12 @@ def _findings(study: Study, half: HalfOutcome | None = None) -> Iterator[Finding
 
 
 def _report_conversion(study: Study, comparison: Comparison | None, outcome: Outcome) -> ConvertReport:
-    findings = list(_findings(study))
+    findings = list(_findings(study, outcome.plan))
     validation = None
     if outcome.result is not None and comparison is not None:
         culprits = () if outcome.result.ok else culprits_of(study, comparison, outcome.plan)
         validation = summarize_validation(outcome.result, culprits)
-        findings += find_in_validation(outcome.result)
+        findings += find_in_validation(outcome.result, accepted=bool(outcome.files))
     written = None
     if outcome.files:
         model, *external = outcome.files

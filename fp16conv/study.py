@@ -5,6 +5,7 @@ The first half of every verb: load, observe, judge, plan.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,11 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from fp16conv.errors import ValidationError
+from fp16conv.errors import DataError, ValidationError
 from fp16conv.evidence.calibration import Calibration, calibrate
 from fp16conv.evidence.constants import constant_facts
 from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
-from fp16conv.execution.runtime import Runtime
+from fp16conv.execution.fitting import fit_synthetic
+from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import RangeFact
 from fp16conv.planning.costs import CostModel, estimate_costs
@@ -203,8 +205,11 @@ def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:
     return Verdicts(tuple(judgements), verdicts.groups, verdicts.saturated)
 
 
-def open_feeds(loaded: LoadedModel, options: Options) -> FeedSource:
+def open_feeds(loaded: LoadedModel, options: Options, runtime: Runtime | None = None) -> FeedSource:
     """The user's data, or made-up inputs where there is none.
+
+    With a runtime, other sizes for open dimensions are tried where made-up inputs do not run; without one, and
+    where nothing runs, the first guess is returned.
 
     Raises:
         DataError: the data does not fit the model's inputs.
@@ -212,7 +217,11 @@ def open_feeds(loaded: LoadedModel, options: Options) -> FeedSource:
     """
     if options.data:
         return load_feeds([Path(p) for p in options.data], loaded.graph, labels=options.labels)
-    return synthesize(loaded.graph, shapes=options.shapes, ranges=options.input_ranges, seed=options.seed)
+    shapes, ranges, seed = options.shapes, options.input_ranges, options.seed
+    if runtime is not None:
+        with contextlib.suppress(RuntimeFailure, DataError):
+            return fit_synthetic(loaded, runtime, shapes=shapes, ranges=ranges, seed=seed)
+    return synthesize(loaded.graph, shapes=shapes, ranges=ranges, seed=seed)
 
 
 def start_study(
@@ -242,7 +251,7 @@ def start_study(
     loaded = model if isinstance(model, LoadedModel) else load_onnx(model)
     book = load_book(*(Path(p) for p in options.rules))
     load_device(options.device)
-    feeds = open_feeds(loaded, options)
+    feeds = open_feeds(loaded, options, runtime if observe else None)
     calibration, unobserved = None, "not asked for"
     if observe:
         report("observing ranges")

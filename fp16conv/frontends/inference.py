@@ -32,7 +32,9 @@ def opset_of(node: ir.Node, opsets: Mapping[str, int]) -> int:
     return opsets.get(node.domain, 1)
 
 
-def infer_types(model: ir.Model, proto: onnx.ModelProto) -> tuple[TypeTable, frozenset[ir.OperatorIdentifier]]:
+def infer_types(
+    model: ir.Model, proto: onnx.ModelProto
+) -> tuple[TypeTable, frozenset[ir.OperatorIdentifier]]:
     """Infer the type of every value.
 
     Args:
@@ -46,7 +48,9 @@ def infer_types(model: ir.Model, proto: onnx.ModelProto) -> tuple[TypeTable, fro
     inference = _Inference(model)
     skeleton = without_weights(proto)
     with contextlib.suppress(Exception):  # inference errors only mean less is known
-        skeleton = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
+        skeleton = onnx.shape_inference.infer_shapes(
+            skeleton, check_type=False, strict_mode=False, data_prop=True
+        )
     inference.visit_graph(model.graph, skeleton.graph, model.opset_imports)
     inference.visit_uncalled_functions()
     return inference.types, frozenset(inference.polymorphic)
@@ -85,9 +89,7 @@ class _Inference:
         self.polymorphic: set[ir.OperatorIdentifier] = set()
         self._signatures: dict[ir.OperatorIdentifier, list[bytes]] = {}
 
-    def visit_graph(
-        self, graph: ir.Graph, proto: onnx.GraphProto | None, opsets: Mapping[str, int]
-    ) -> None:
+    def visit_graph(self, graph: ir.Graph, proto: onnx.GraphProto | None, opsets: Mapping[str, int]) -> None:
         known: dict[str, TypeProto] = {}
         if proto is not None:
             for info in (*proto.value_info, *proto.output, *proto.input):
@@ -98,7 +100,9 @@ class _Inference:
         for value in graph.initializers.values():
             if value.const_value is not None:
                 self.types[value] = _tensor_type(value.const_value.dtype, value.const_value.shape)
-        proto_nodes: Iterable[onnx.NodeProto | None] = proto.node if proto is not None else [None] * len(graph)
+        proto_nodes: Iterable[onnx.NodeProto | None] = (
+            proto.node if proto is not None else [None] * len(graph)
+        )
         for node, node_proto in zip(graph, proto_nodes, strict=True):
             self._visit_node(node, node_proto, known, opsets, {})
         for value in graph.outputs:
@@ -156,12 +160,15 @@ class _Inference:
         outer = node.inputs[2:] if node.op_type == "Loop" else node.inputs
         inner = body.inputs[2:] if node.op_type == "Loop" else body.inputs
         for source, target in zip(outer, inner, strict=False):
-            if source is not None and source in self.types and target.type is None and target not in self.types:
+            if (
+                source is not None
+                and source in self.types
+                and target.type is None
+                and target not in self.types
+            ):
                 self.types[target] = _without_shape(self.types[source])
 
-    def _infer_node(
-        self, node: ir.Node, opsets: Mapping[str, int], arguments: Mapping[str, ir.Attr]
-    ) -> None:
+    def _infer_node(self, node: ir.Node, opsets: Mapping[str, int], arguments: Mapping[str, ir.Attr]) -> None:
         inferred: dict[str, TypeProto] = {}
         if all(v is None or v in self.types for v in node.inputs):
             with contextlib.suppress(Exception):
@@ -175,12 +182,16 @@ class _Inference:
             self._bind(node, schema)
         if node.op_type == "If" and node.domain in ONNX_DOMAINS:
             for branch in ("then_branch", "else_branch"):
-                for output, inner in zip(node.outputs, node.attributes[branch].as_graph().outputs, strict=False):
+                for output, inner in zip(
+                    node.outputs, node.attributes[branch].as_graph().outputs, strict=False
+                ):
                     if inner in self.types:
                         self.types.setdefault(output, _without_shape(self.types[inner]))
         elif node.op_type in ("Loop", "Scan") and node.domain in ONNX_DOMAINS:
             inner_outputs = node.attributes["body"].as_graph().outputs
-            for output, inner in zip(node.outputs, inner_outputs[int(node.op_type == "Loop") :], strict=False):
+            for output, inner in zip(
+                node.outputs, inner_outputs[int(node.op_type == "Loop") :], strict=False
+            ):
                 if inner in self.types:
                     self.types.setdefault(output, _without_shape(self.types[inner]))
 
@@ -188,7 +199,9 @@ class _Inference:
         self, node: ir.Node, opsets: Mapping[str, int], arguments: Mapping[str, ir.Attr]
     ) -> dict[str, TypeProto]:
         version = opset_of(node, opsets)
-        schema = onnx.defs.get_schema(node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain)
+        schema = onnx.defs.get_schema(
+            node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain
+        )
         proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
         data: dict[str, onnx.TensorProto] = {}
         types: dict[str, TypeProto] = {}

@@ -155,7 +155,7 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     """Build both forms from a parsed model; `path` names it and roots its external data."""
     try:
         model = ir.serde.deserialize_model(proto)
-    except (ValueError, TypeError, KeyError, ir.serde.SerdeError) as e:
+    except (ValueError, TypeError, KeyError, NotImplementedError, ir.serde.SerdeError) as e:
         raise ModelError("is not a valid ONNX model", where=str(path), why=_first_line(e)) from e
     base_dir = path.resolve().parent
     ir.external_data.set_base_dir(model.graph, base_dir)

@@ -44,9 +44,7 @@ def add_typevars(builder: GraphBuilder, draft: Draft, frozen_scopes: Collection[
             bindings = _merged(bindings)
         for symbol, binding in bindings.items():
             if binding.uses or binding.defs:
-                builder.add_typevar(
-                    op.id, op.scope, symbol, binding.uses, binding.defs, binding.admits_fp16
-                )
+                builder.add_typevar(op.id, op.scope, symbol, binding.uses, binding.defs, binding.admits_fp16)
 
 
 def _slots(draft: Draft, op: Op, schema: Schema | None) -> Iterator[tuple[str, bool, Use | None, Value]]:

@@ -152,9 +152,7 @@ class GraphBuilder:
         admits_fp16: bool,
     ) -> int:
         index = len(self._typevars)
-        self._typevars.append(
-            TypeVar(index, op, scope, symbol, tuple(uses), tuple(defs), admits_fp16)
-        )
+        self._typevars.append(TypeVar(index, op, scope, symbol, tuple(uses), tuple(defs), admits_fp16))
         if op is not None:
             self._typevars_of_op.setdefault(op, []).append(index)
         return index
@@ -172,12 +170,9 @@ class GraphBuilder:
         by_scope: dict[int, list[int]] = {}
         for op in self._ops:
             by_scope.setdefault(op.scope, []).append(op.id)
-        scopes = tuple(
-            dataclasses.replace(s, ops=tuple(by_scope.get(s.id, ()))) for s in self._scopes
-        )
+        scopes = tuple(dataclasses.replace(s, ops=tuple(by_scope.get(s.id, ()))) for s in self._scopes)
         ops = tuple(
-            dataclasses.replace(op, typevars=tuple(self._typevars_of_op.get(op.id, ())))
-            for op in self._ops
+            dataclasses.replace(op, typevars=tuple(self._typevars_of_op.get(op.id, ()))) for op in self._ops
         )
         consumers: list[list[Use]] = [[] for _ in self._values]
         for op in ops:

@@ -69,14 +69,19 @@ def _check(metrics: OutputMetrics) -> OutputCheck:
     )
 
 
-def find_in_validation(result: compare.ValidationResult) -> tuple[Finding, ...]:
+def find_in_validation(result: compare.ValidationResult, *, accepted: bool = False) -> tuple[Finding, ...]:
     """Findings of a comparison: outputs out of tolerance, and runtimes that cannot run the model.
 
-    A runtime's failure is a warning named after that runtime: the verdict rests on the rest.
+    A runtime's failure is a warning named after that runtime: the verdict rests on the rest. FP16 operators
+    that a GPU session ran on the CPU are an error.
+
+    Args:
+        result: the verdict and what it rests on.
+        accepted: the user wanted the model in any case, so that a missed tolerance is a warning.
     """
     findings = [
         Finding(
-            Severity.ERROR,
+            Severity.WARNING if accepted else Severity.ERROR,
             "tolerance-missed",
             metrics.name,
             "; ".join(metrics.problems) or "the output differs more than allowed",
@@ -84,6 +89,17 @@ def find_in_validation(result: compare.ValidationResult) -> tuple[Finding, ...]:
         )
         for metrics in result.outputs
         if not metrics.ok
+    ]
+    findings += [
+        Finding(
+            Severity.ERROR,
+            "silent-fallback",
+            backend.description,
+            f"FP16 operators ran on the CPU: {', '.join(backend.fallbacks[:5])}",
+            "keep them in FP32 with --keep-fp32, or use a provider that has the kernels",
+        )
+        for backend in result.backends
+        if backend.fallbacks
     ]
     findings += [
         Finding(

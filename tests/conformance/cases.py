@@ -1,4 +1,4 @@
-"""The committed cases: small models that make FP16 conversion go wrong, with what a right conversion keeps."""
+"""The committed cases: small models that make FP16 conversion go wrong, and what a right conversion keeps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Case:
         return FOLDER / f"{self.name}.npz"
 
     def prepare(self, folder: Path) -> Path:
-        """Copy the model into a folder, with external weights or without value_info where the case says so."""
+        """Copy the model into a folder, with external weights or without value_info where that is the case."""
         path = folder / f"{self.name}.onnx"
         if not (self.external or self.options.get("disable_shape_infer")):
             shutil.copy(FOLDER / path.name, path)
