@@ -32,7 +32,7 @@ class Case:
         return FOLDER / f"{self.name}.npz"
 
     def prepare(self, folder: Path) -> Path:
-        """Copy the model into a folder, with external weights or without value_info where that is the case."""
+        """Copy the model into a folder, with external weights or without value_info if the case says so."""
         path = folder / f"{self.name}.onnx"
         if not (self.external or self.options.get("disable_shape_infer")):
             shutil.copy(FOLDER / path.name, path)
