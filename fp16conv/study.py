@@ -208,8 +208,8 @@ def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:
 def open_feeds(loaded: LoadedModel, options: Options, runtime: Runtime | None = None) -> FeedSource:
     """The user's data, or made-up inputs where there is none.
 
-    With a runtime, other sizes for open dimensions are tried where made-up inputs do not run; without one, and
-    where nothing runs, the first guess is returned.
+    With a runtime, other sizes for open dimensions are tried where made-up inputs do not run; without one,
+    and where nothing runs, the first guess is returned.
 
     Raises:
         DataError: the data does not fit the model's inputs.
