@@ -49,6 +49,7 @@ _PROVIDERS: Mapping[Provider, tuple[str, ...]] = {
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
 }
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\d [\d:.]+ \[[^\]]*\] ")  # date, time, severity and source file
 _LOG_TAIL = 4000  # characters of the child's stderr that go into a message
 
 
@@ -360,5 +361,5 @@ class Runtime:
         return self._log.read().decode(errors="replace")
 
     def _last_line(self) -> str:
-        lines = [_ESCAPES.sub("", line).strip() for line in self._log_text().splitlines()]
+        lines = [_STAMP.sub("", line).strip() for line in self.warnings()]
         return next((line for line in reversed(lines) if line), "")
