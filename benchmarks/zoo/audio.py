@@ -11,6 +11,7 @@ SAMPLE_RATE = 16_000
 # First three formants in Hz of /a e i o u/, a man's voice (Peterson & Barney 1952, table II, rounded).
 VOWELS = ((730, 1090, 2440), (530, 1840, 2480), (270, 2290, 3010), (570, 840, 2410), (300, 870, 2240))
 BANDWIDTHS = (90.0, 110.0, 170.0)
+LEVEL = 10 ** (-26 / 20)  # root mean square of active speech: -26 dBov, the level of ITU-T P.56 test material
 
 Audio = npt.NDArray[np.float32]
 
@@ -23,10 +24,12 @@ def speech(samples: int, seed: int) -> Audio:
         seed: same seed, same audio.
 
     Returns:
-        float32 [samples], peak between 0.3 and 0.9.
+        float32 [samples] within -1..1.
     """
     rng = np.random.default_rng(seed)
-    out = rng.normal(0, 10 ** rng.uniform(-4, -2.5), samples)
+    out = rng.normal(0, 1, samples)
+    out *= 10 ** rng.uniform(-2.5, -1.5)  # 20 to 40 dB of signal to noise
+    active = np.zeros(samples, bool)
     pitch = rng.uniform(90, 240)
     at = int(rng.uniform(0, 0.15) * SAMPLE_RATE)
     while at < samples:
@@ -40,8 +43,11 @@ def speech(samples: int, seed: int) -> Audio:
             sound = np.zeros(int(length * rng.uniform(0.5, 2)))
         end = min(samples, at + len(sound))
         out[at:end] += sound[: end - at]
+        active[at:end] = kind != 2
         at = end
-    return (out / np.max(np.abs(out)) * rng.uniform(0.3, 0.9)).astype(np.float32)
+    level = np.sqrt(np.mean(out[active] ** 2)) if active.any() else 1.0
+    gain = LEVEL * 10 ** (rng.uniform(-4, 4) / 20) / level
+    return np.clip(out * gain, -1, 1).astype(np.float32)
 
 
 def _voiced(length: int, pitch: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -54,7 +60,7 @@ def _voiced(length: int, pitch: float, rng: np.random.Generator) -> npt.NDArray[
         f = harmonic * pitch
         gain = sum(1 / np.hypot(1, (f - c) / b) for c, b in zip(formants, BANDWIDTHS, strict=True))
         sound += gain / harmonic**0.5 * np.sin(harmonic * phase + rng.uniform(0, 2 * np.pi))
-    return sound * np.hanning(length) * rng.uniform(0.3, 1)
+    return sound / np.sqrt(np.mean(sound**2)) * np.hanning(length) * rng.uniform(0.3, 1)
 
 
 def _fricative(length: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -62,4 +68,4 @@ def _fricative(length: int, rng: np.random.Generator) -> npt.NDArray[np.float64]
     frequency = np.fft.rfftfreq(length, 1 / SAMPLE_RATE)
     centre, width = rng.uniform(2500, 6500), rng.uniform(800, 2500)
     shaped = np.fft.irfft(spectrum * np.exp(-(((frequency - centre) / width) ** 2)), length)
-    return shaped * np.hanning(length) * rng.uniform(0.2, 0.8)
+    return shaped / np.sqrt(np.mean(shaped**2)) * np.hanning(length) * rng.uniform(0.1, 0.4)
