@@ -20,8 +20,9 @@ from fp16conv.execution.accumulation import split_reductions
 from fp16conv.execution.retyping import retype_model
 from fp16conv.execution.rounding import DEFAULT, EmulationOptions, Rounder, shape_of
 from fp16conv.execution.traits import is_exact
+from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.graph import Container, DataType, ModelGraph, Use
+from fp16conv.graph import Container, DataType, Use
 
 __all__ = ["EmulationOptions", "emulate_model", "emulate_plan", "emulation_notes"]
 
@@ -87,26 +88,19 @@ class _PlanEmulation:
         saturated: frozenset[int],
         options: EmulationOptions,
     ) -> None:
-        self.graph: ModelGraph = loaded.graph
+        self.twins = Twins(loaded, work)
+        self.graph, self.values, self.nodes = loaded.graph, self.twins.values, self.twins.nodes
         self.work, self.saturated, self.options = work, saturated, options
         self.is_fp16 = [dtype is DataType.FLOAT16 for dtype in dtypes]
         self.rounder = Rounder(work, options)
-        twins: dict[ir.Value, ir.Value] = {}
-        twin_nodes: dict[ir.Node, ir.Node] = {}
-        for old, new in _scopes(loaded.model, work):
-            _match(old, new, twins, twin_nodes)
-        self.values = [twins.get(value) for value in loaded.values]
-        self.nodes = [twin_nodes[node] for node in loaded.nodes]
-        self.heads: dict[ir.Graph | ir.Function, list[ir.Node]] = {}
 
     def run(self) -> ir.Model:
         for op in self.graph.ops:
-            self._saturate_fill(op.id)
+            self._round_attributes(op.id)
         for value in self.graph.values:
             if value.container is Container.TENSOR and value.dtype is DataType.FLOAT:
                 self._round(value.id)
-        for graph, nodes in self.heads.items():
-            _prepend(graph, nodes)
+        self.twins.finish()
         if self.options.fp16_accumulation:
             narrow = {
                 self.nodes[op.id]
@@ -116,15 +110,21 @@ class _PlanEmulation:
             split_reductions(self.work, self.rounder, narrow)
         return _finish(self.work, ())
 
-    def _saturate_fill(self, op: int) -> None:
-        """A fill value that acts as infinity lives in an attribute."""
-        node = self.nodes[op]
-        if node.op_type != "ConstantOfShape" or self.graph.ops[op].outputs[0] not in self.saturated:
+    def _round_attributes(self, op: int) -> None:
+        """Numbers in attributes (fill values, split points) have the dtype of the operator's FP16 results."""
+        facts, node = self.graph.ops[op], self.nodes[op]
+        if facts.op_type == "Constant" and not facts.domain:
             return
-        variable = self.graph.typevar_of_value(self.graph.ops[op].outputs[0] or 0)
-        if variable is not None and self.is_fp16[variable.id] and "value" in node.attributes:
-            numbers = self.rounder.numbers(node.attributes["value"].as_tensor().numpy(), saturated=True)
-            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(numbers))
+        variables = [self.graph.typevars[t] for t in facts.typevars]
+        if not any(v.defs and self.is_fp16[v.id] for v in variables):
+            return
+        is_saturated = any(output in self.saturated for output in facts.outputs)
+        for name, attr in list(node.attributes.items()):
+            if attr.is_ref() or attr.type is not ir.AttributeType.TENSOR:
+                continue
+            if (tensor := attr.as_tensor()).dtype is ir.DataType.FLOAT:
+                numbers = self.rounder.numbers(tensor.numpy(), saturated=is_saturated)
+                node.attributes[name] = ir.AttrTensor(name, ir.tensor(numbers))
 
     def _round(self, index: int) -> None:
         """Round a value where it is made in FP16, or once for all its FP16 readers."""
@@ -144,7 +144,7 @@ class _PlanEmulation:
             replacement = self._round_constant(index, twin)
         else:
             nodes = self.rounder.round(twin, self.rounder.fresh(twin.name, "rounded"))
-            self._insert(twin, nodes)
+            self.twins.insert(twin, nodes)
             replacement = nodes[-1].outputs[0]
         for use in uses:
             self._rewire(use, twin, replacement)
@@ -156,7 +156,7 @@ class _PlanEmulation:
     def _round_all(self, twin: ir.Value) -> None:
         """Give every reader of a value the rounded one; it takes over the name where it can."""
         readers = list(twin.uses())
-        outputs = _output_slots(twin, self._owner(twin))
+        outputs = _output_slots(twin, self.twins.owner(twin))
         if twin.producer() is None:
             nodes = self.rounder.round(twin, self.rounder.fresh(twin.name, "rounded"))
             if twin.graph is self.work.graph:
@@ -165,7 +165,7 @@ class _PlanEmulation:
             name = twin.name or ""
             twin.name = self.rounder.fresh(name, "raw")
             nodes = self.rounder.round(twin, name)
-        self._insert(twin, nodes)
+        self.twins.insert(twin, nodes)
         replacement = nodes[-1].outputs[0]
         for node, slot in readers:
             node.replace_input_with(slot, replacement)
@@ -180,7 +180,7 @@ class _PlanEmulation:
             numbers = self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated)
             return ir.tensor(numbers, name=name)
 
-        graph = self._owner(twin)
+        graph = self.twins.owner(twin)
         if isinstance(graph, ir.Graph) and twin.producer() is None:
             shape = shape_of(twin.const_value) if twin.const_value is not None else ir.Shape(twin.shape or ())
             rounded = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
@@ -190,49 +190,19 @@ class _PlanEmulation:
         node = self.rounder.constant(
             self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated), name
         )
-        self._insert(twin, [node])
+        self.twins.insert(twin, [node])
         return node.outputs[0]
 
     def _rewire(self, use: Use, twin: ir.Value, replacement: ir.Value) -> None:
         if use.op is not None:
             self.nodes[use.op].replace_input_with(use.slot, replacement)
             return
-        graph = self._graph_of(use.scope)
+        graph = self.twins.graph_of(use.scope)
         if graph is self.work.graph:
             if twin.producer() is None:
                 return  # the name of an input or initializer cannot name another value
             twin.name, replacement.name = self.rounder.fresh(twin.name, "raw"), twin.name
         graph.outputs[use.slot] = replacement
-
-    def _graph_of(self, scope: int) -> ir.Graph | ir.Function:
-        facts = self.graph.scopes[scope]
-        if scope == 0:
-            return self.work.graph
-        if facts.owner is not None:
-            node = self.nodes[facts.owner]
-            name, _, position = facts.name.partition("[")
-            if name in node.attributes:
-                attr = node.attributes[name]
-                return attr.as_graphs()[int(position[:-1])] if position else attr.as_graph()
-        for function in self.work.functions.values():
-            key = function.identifier()
-            if facts.name == f"{key[0]}::{key[1]}" + (f":{key[2]}" if key[2] else ""):
-                return function
-        raise KeyError(facts.name)
-
-    def _owner(self, twin: ir.Value) -> ir.Graph | ir.Function:
-        producer = twin.producer()
-        owner = producer.graph if producer is not None else twin.graph
-        if owner is None:
-            raise KeyError(twin.name)
-        return owner
-
-    def _insert(self, twin: ir.Value, nodes: list[ir.Node]) -> None:
-        producer = twin.producer()
-        if producer is None:
-            self.heads.setdefault(self._owner(twin), []).extend(nodes)
-        else:
-            self._owner(twin).insert_after(producer, nodes)
 
 
 def _finish(work: ir.Model, notes: Iterable[str]) -> ir.Model:
@@ -251,43 +221,5 @@ def _finish(work: ir.Model, notes: Iterable[str]) -> ir.Model:
     return work
 
 
-def _prepend(graph: ir.Graph | ir.Function, nodes: list[ir.Node]) -> None:
-    first = next(iter(graph), None)
-    if first is None:
-        graph.extend(nodes)
-    else:
-        graph.insert_before(first, nodes)
-
-
 def _output_slots(value: ir.Value, owner: ir.Graph | ir.Function) -> list[tuple[ir.Graph | ir.Function, int]]:
     return [(owner, slot) for slot, output in enumerate(owner.outputs) if output is value]
-
-
-def _scopes(old: ir.Model, new: ir.Model) -> list[tuple[ir.Graph | ir.Function, ir.Graph | ir.Function]]:
-    functions = zip(old.functions.values(), new.functions.values(), strict=True)
-    return [(old.graph, new.graph), *functions]
-
-
-def _match(
-    old: ir.Graph | ir.Function,
-    new: ir.Graph | ir.Function,
-    values: dict[ir.Value, ir.Value],
-    nodes: dict[ir.Node, ir.Node],
-) -> None:
-    """Pair the values and nodes of a graph with those of its clone."""
-    values.update(zip(old.inputs, new.inputs, strict=True))
-    if isinstance(old, ir.Graph) and isinstance(new, ir.Graph):
-        for name, value in old.initializers.items():
-            values[value] = new.initializers[name]
-    for node, twin in zip(old, new, strict=True):
-        nodes[node] = twin
-        values.update(zip(node.outputs, twin.outputs, strict=True))
-        for name, attr in node.attributes.items():
-            if attr.is_ref():
-                continue
-            if attr.type is ir.AttributeType.GRAPH:
-                _match(attr.as_graph(), twin.attributes[name].as_graph(), values, nodes)
-            elif attr.type is ir.AttributeType.GRAPHS:
-                bodies = zip(attr.as_graphs(), twin.attributes[name].as_graphs(), strict=True)
-                for body, copy in bodies:
-                    _match(body, copy, values, nodes)
