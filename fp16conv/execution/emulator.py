@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from fp16conv.execution.accumulation import split_reductions
 from fp16conv.execution.retyping import retype_model
-from fp16conv.execution.rounding import DEFAULT, EmulationOptions, Rounder, shape_of
+from fp16conv.execution.rounding import DEFAULT, EmulationOptions, Rounder
 from fp16conv.execution.traits import is_exact
 from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
@@ -174,24 +174,11 @@ class _PlanEmulation:
 
     def _round_constant(self, index: int, twin: ir.Value) -> ir.Value:
         tensor, is_saturated = self.graph.constants[index], index in self.saturated
-        name = self.rounder.fresh(twin.name, "rounded")
-
-        def read() -> ir.TensorProtocol:
-            numbers = self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated)
-            return ir.tensor(numbers, name=name)
-
-        graph = self.twins.owner(twin)
-        if isinstance(graph, ir.Graph) and twin.producer() is None:
-            shape = shape_of(twin.const_value) if twin.const_value is not None else ir.Shape(twin.shape or ())
-            rounded = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
-            rounded.const_value = ir.LazyTensor(read, ir.DataType.FLOAT, shape, name=name)
-            graph.register_initializer(rounded)
-            return rounded
-        node = self.rounder.constant(
-            self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated), name
+        return self.twins.replace_constant(
+            twin,
+            self.rounder.fresh(twin.name, "rounded"),
+            lambda: self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated),
         )
-        self.twins.insert(twin, [node])
-        return node.outputs[0]
 
     def _rewire(self, use: Use, twin: ir.Value, replacement: ir.Value) -> None:
         if use.op is not None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
+from fp16conv.execution.rounding import shape_of
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import ModelGraph
 
@@ -70,9 +75,32 @@ class Twins:
         else:
             self.owner(twin).insert_after(producer, nodes)
 
-    def head(self, graph: ir.Graph | ir.Function, nodes: list[ir.Node]) -> None:
-        """Put nodes before all others of a graph, ahead of what was put there before."""
-        self._heads[graph] = [*nodes, *self._heads.get(graph, ())]
+    def replace_constant(
+        self, twin: ir.Value, name: str, numbers: Callable[[], npt.NDArray[np.float32]]
+    ) -> ir.Value:
+        """Add a constant that some readers get instead of the constant `twin`.
+
+        Args:
+            twin: an initializer, or the output of a Constant node.
+            name: of the new constant.
+            numbers: float32, same shape; called when an initializer is read, at once otherwise.
+        """
+        graph = self.owner(twin)
+        if isinstance(graph, ir.Graph) and twin.producer() is None:
+            shape = shape_of(twin.const_value) if twin.const_value is not None else ir.Shape(twin.shape or ())
+            added = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
+            added.const_value = ir.LazyTensor(
+                lambda: ir.tensor(numbers(), name=name), ir.DataType.FLOAT, shape, name=name
+            )
+            graph.register_initializer(added)
+            return added
+        array = numbers()
+        node = ir.node("Constant", [], attributes={"value": ir.tensor(array)}, name=f"{name}/constant")
+        (output,) = node.outputs
+        output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)
+        output.shape = ir.Shape(array.shape)
+        self.insert(twin, [node])
+        return output
 
 
 def _prepend(graph: ir.Graph | ir.Function, nodes: list[ir.Node]) -> None:

@@ -1,0 +1,245 @@
+"""One emulated model for all precision plans: every rounding is chosen at run time.
+
+The FP32 model gets one more input, a vector of bools. Where a plan may round a value, the readers get
+`Where(switch, rounded, exact)`. The model is built and loaded once; each plan is then only another vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from fp16conv import half
+from fp16conv.execution.emulator import emulate_model
+from fp16conv.execution.rounding import DEFAULT, Rounder
+from fp16conv.execution.traits import is_exact
+from fp16conv.execution.twins import Twins
+from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.graph import Container, DataType, Use
+
+__all__ = ["SWITCHES", "Slot", "SwitchedModel", "emulate_switched"]
+
+SWITCHES = "fp16conv.switches"
+"""Name of the input that holds the switches, bool [slots]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A rounding that can be switched: what some readers of a value see.
+
+    Args:
+        value: id of the value.
+        source: type variable that gives the value its dtype, None for a constant.
+        reader: type variable in which the value is read; None for readers that have none or share `source`.
+    """
+
+    value: int
+    source: int | None
+    reader: int | None
+
+
+@dataclass(frozen=True)
+class SwitchedModel:
+    """An emulated model whose roundings are switched by an input.
+
+    Args:
+        model: FP32 model with the additional input `SWITCHES`.
+        slots: what each switch rounds.
+        fixed: type variables whose FP16 effect no switch shows (numbers in attributes).
+    """
+
+    model: ir.Model
+    slots: tuple[Slot, ...]
+    fixed: frozenset[int]
+
+    def switches(self, dtypes: Sequence[DataType]) -> npt.NDArray[np.bool_]:
+        """The vector of a plan, bool [slots].
+
+        Args:
+            dtypes: FLOAT or FLOAT16 per type variable id.
+        """
+        is_fp16 = [dtype is DataType.FLOAT16 for dtype in dtypes]
+        return np.array(
+            [any(t is not None and is_fp16[t] for t in (slot.source, slot.reader)) for slot in self.slots],
+            np.bool_,
+        )
+
+
+def emulate_switched(loaded: LoadedModel, *, saturated: Collection[int] = ()) -> SwitchedModel:
+    """Build the model. With the switches of a plan it computes what `emulate_plan` does with its dtypes.
+
+    Args:
+        loaded: the FP32 model.
+        saturated: ids of constants that become +-65504 instead of +-infinity where FP16 reads them.
+    """
+    work = loaded.model.clone()
+    emulation = _SwitchedEmulation(loaded, work, frozenset(saturated))
+    emulation.run()
+    model = work
+    if any(value.dtype is DataType.FLOAT16 for value in loaded.graph.values):
+        model = emulate_model(work)  # the user's own FP16 parts
+    return SwitchedModel(model, tuple(emulation.slots), _fixed(loaded))
+
+
+def _fixed(loaded: LoadedModel) -> frozenset[int]:
+    found: set[int] = set()
+    for op in loaded.graph.ops:
+        if op.op_type in ("Constant", "ConstantOfShape") and not op.domain:
+            continue  # the fill value is rounded where it comes out
+        node = loaded.nodes[op.id]
+        attributes = [attr for attr in node.attributes.values() if not attr.is_ref()]
+        if any(
+            a.type is ir.AttributeType.TENSOR and a.as_tensor().dtype is ir.DataType.FLOAT for a in attributes
+        ):
+            found.update(op.typevars)
+    return frozenset(found)
+
+
+class _SwitchedEmulation:
+    def __init__(self, loaded: LoadedModel, work: ir.Model, saturated: frozenset[int]) -> None:
+        self.twins = Twins(loaded, work)
+        self.graph, self.work, self.saturated = loaded.graph, work, saturated
+        self.rounder = Rounder(work, DEFAULT)
+        self.slots: list[Slot] = []
+        self._vectors: dict[ir.Graph | ir.Function, ir.Value] = {}
+        self._conditions: dict[ir.Graph | ir.Function, list[ir.Node]] = {}
+        self._limits: dict[ir.Graph | ir.Function, list[ir.Value]] = {}
+
+    def run(self) -> None:
+        self._add_inputs()
+        for value in self.graph.values:
+            if value.container is Container.TENSOR and value.dtype is DataType.FLOAT:
+                self._switch(value.id)
+        self.twins.finish()
+        for root, nodes in self._conditions.items():
+            first = next(iter(root), None)
+            if first is None:
+                root.extend(nodes)
+            else:
+                root.insert_before(first, nodes)
+        (vector,) = (v for v in self.work.graph.inputs if v.name == SWITCHES)
+        vector.shape = ir.Shape([len(self.slots)])
+        for node in self.work.graph.all_nodes():
+            for output in node.outputs:
+                if not output.is_graph_output():
+                    output.shape = None
+                elif output.shape is not None:  # the checker wants a rank here
+                    output.shape = ir.Shape([None] * len(output.shape))
+
+    def _add_inputs(self) -> None:
+        """The vector is an input of the model and of each function, which its callers hand on."""
+        roots: list[ir.Graph | ir.Function] = [self.work.graph, *self.work.functions.values()]
+        arity = {root: len(root.inputs) for root in roots}
+        for root in roots:
+            vector = ir.Value(name=SWITCHES, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([None]))
+            root.inputs.append(vector)
+            self._vectors[root] = vector
+            self._conditions[root] = []
+        for op in self.graph.ops:
+            if op.callee is None:
+                continue
+            node = self.twins.nodes[op.id]
+            target = self.twins.graph_of(op.callee)
+            node.resize_inputs(arity[target] + 1)
+            node.replace_input_with(arity[target], self._vectors[self._root(op.scope)])
+
+    def _root(self, scope: int) -> ir.Graph | ir.Function:
+        """The main graph or function body around a scope."""
+        facts = self.graph.scopes[scope]
+        while facts.owner is not None:
+            facts = self.graph.scopes[self.graph.ops[facts.owner].scope]
+        return self.twins.graph_of(facts.id)
+
+    def _switch(self, index: int) -> None:
+        value, twin = self.graph.values[index], self.twins.values[index]
+        if twin is None:
+            return
+        source = self.graph.typevar_of_value(index)
+        groups: dict[int | None, list[Use]] = {}
+        for use in self.graph.consumers(index):
+            reader = self.graph.typevar_of_use(use)
+            key = None if reader is None or reader is source else reader.id
+            groups.setdefault(key, []).append(use)
+        producer = None if value.producer is None else self.twins.nodes[value.producer]
+        admits = source is not None and source.admits_fp16
+        rounded: ir.Value | None = None
+        for key, uses in groups.items():
+            if key is None and (not admits or (producer is not None and is_exact(producer))):
+                continue  # nothing to round, or rounded on the way in
+            if not admits and key is not None and not self.graph.typevars[key].admits_fp16:
+                continue
+            if rounded is None:
+                rounded = self._rounded(index, twin)
+            slot = Slot(index, None if source is None else source.id, key)
+            condition = self._condition(value.scope, slot)
+            chosen = self.rounder.node(
+                "Where", [condition, rounded, twin], ir.DataType.FLOAT, self.rounder.fresh(twin.name, "seen")
+            )
+            chosen.outputs[0].shape = twin.shape
+            self._insert_after(rounded, twin, chosen)
+            for use in uses:
+                self._rewire(use, twin, chosen.outputs[0])
+
+    def _condition(self, scope: int, slot: Slot) -> ir.Value:
+        root = self._root(scope)
+        name = self.rounder.fresh(SWITCHES, str(len(self.slots)))
+        index = self.rounder.constant(np.int64(len(self.slots)), f"{name}/index")
+        gather = self.rounder.node(
+            "Gather", [self._vectors[root], index.outputs[0]], ir.DataType.BOOL, name, axis=0
+        )
+        gather.outputs[0].shape = ir.Shape(())
+        self._conditions[root] += [index, gather]
+        self.slots.append(slot)
+        return gather.outputs[0]
+
+    def _rounded(self, index: int, twin: ir.Value) -> ir.Value:
+        if self.graph.values[index].is_constant and index in self.graph.constants:
+            return self._rounded_constant(index, twin)
+        nodes: list[ir.Node] = []
+        start = twin
+        if index in self.saturated:  # a fill value that acts as infinity
+            limits = [
+                self.rounder.constant(np.float32(x), self.rounder.fresh(twin.name, "limit"))
+                for x in (-half.MAX, half.MAX)
+            ]
+            clip = self.rounder.node(
+                "Clip",
+                [twin, limits[0].outputs[0], limits[1].outputs[0]],
+                ir.DataType.FLOAT,
+                self.rounder.fresh(twin.name, "saturated"),
+            )
+            nodes, start = [*limits, clip], clip.outputs[0]
+        nodes += self.rounder.round(start, self.rounder.fresh(twin.name, "rounded"))
+        self.twins.insert(twin, nodes)
+        return nodes[-1].outputs[0]
+
+    def _rounded_constant(self, index: int, twin: ir.Value) -> ir.Value:
+        tensor, is_saturated = self.graph.constants[index], index in self.saturated
+        return self.twins.replace_constant(
+            twin,
+            self.rounder.fresh(twin.name, "rounded"),
+            lambda: self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated),
+        )
+
+    def _insert_after(self, rounded: ir.Value, twin: ir.Value, node: ir.Node) -> None:
+        """Behind the rounding, or (inputs, initializers) at the head of the graph, behind what is there."""
+        before = rounded.producer()
+        if before is not None and before.graph is not None:
+            before.graph.insert_after(before, [node])
+        else:
+            self.twins.insert(twin, [node])
+
+    def _rewire(self, use: Use, twin: ir.Value, replacement: ir.Value) -> None:
+        if use.op is not None:
+            self.twins.nodes[use.op].replace_input_with(use.slot, replacement)
+            return
+        graph = self.twins.graph_of(use.scope)
+        if graph is self.work.graph:
+            if twin.producer() is None:
+                return  # the name of an input or initializer cannot name another value
+            twin.name, replacement.name = self.rounder.fresh(twin.name, "raw"), twin.name
+        graph.outputs[use.slot] = replacement
