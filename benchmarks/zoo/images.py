@@ -19,6 +19,15 @@ FONT = {
     "5": "vgu11he", "6": "68guhhe", "7": "v124888", "8": "ehhehhe", "9": "ehhf12c",
 }  # fmt: skip
 
+# Signs and receipts; random letters would give lines that read the same upside down.
+WORDS = (
+    "TOTAL", "INVOICE", "NUMBER", "STREET", "PARKING", "BAKERY", "TICKET", "FLIGHT", "DEPARTURE", "ARRIVAL",
+    "PLATFORM", "RECEIPT", "AMOUNT", "CASH", "CREDIT", "BALANCE", "DATE", "CUSTOMER", "ORDER", "LIBRARY",
+    "MARKET", "CENTRAL", "STATION", "AIRPORT", "HOTEL", "COFFEE", "BREAD", "SALE", "PHARMACY", "GARDEN",
+    "EXIT", "ENTRANCE", "REGISTER", "PRICE", "TAX", "DELIVERY", "ADDRESS", "SIGNATURE", "PAYMENT", "2024",
+    "1937", "47", "3562", "75", "4921", "257", "1245",
+)  # fmt: skip
+
 
 def scene(height: int, width: int, seed: int) -> Image:
     """A smooth coloured background with shaded discs and bars, float64 [height, width, 3] in 0..255."""
@@ -42,7 +51,7 @@ def page(height: int, width: int, seed: int) -> Image:
     image = _clouds(height, width, rng) * 0.25 + rng.uniform(150, 190)
     for _ in range(rng.integers(3, 7)):
         scale = int(rng.integers(2, 6))
-        mask = _letters(int(rng.integers(4, 16)), scale, rng)
+        mask = _words(int(rng.integers(4, 16)), scale, rng)
         mask = mask[:, : width - 4]
         if mask.shape[0] >= height:
             continue
@@ -56,9 +65,9 @@ def page(height: int, width: int, seed: int) -> Image:
 def text_line(height: int, width: int, seed: int) -> Image:
     """One cropped line of text, float64 [height, width, 3] in 0..255."""
     rng = np.random.default_rng(seed)
-    scale = height // 9
+    scale = height // int(rng.integers(9, 13))
     image = _clouds(height, width, rng) * 0.15 + rng.uniform(160, 215)
-    mask = _letters(max(1, width // (6 * scale)), scale, rng)[:height, : width - 4]
+    mask = _words(max(1, width // (6 * scale)), scale, rng)[:height, : width - 4]
     top, left = (height - mask.shape[0]) // 2, 2
     window = image[top : top + mask.shape[0], left : left + mask.shape[1]]
     window += mask[..., None] * (rng.uniform(0, 80, 3) - window)
@@ -103,14 +112,16 @@ def _clouds(height: int, width: int, rng: np.random.Generator) -> Image:
     return np.clip(field, 0, 255)
 
 
-def _letters(count: int, scale: int, rng: np.random.Generator) -> Image:
-    """A mask [7 * scale, about 6 * scale * count] of random words, blurred by one pixel."""
-    names = sorted(FONT)
+def _words(length: int, scale: int, rng: np.random.Generator) -> Image:
+    """A mask [7 * scale, about 6 * scale * length] of words, blurred by one pixel."""
+    text = WORDS[rng.integers(len(WORDS))]
+    while len(text) < length:
+        text += " " + WORDS[rng.integers(len(WORDS))]
     columns = []
-    for _ in range(count):
-        rows = FONT[names[rng.integers(len(names))]]
+    for letter in text:
+        rows = FONT.get(letter, "0000000")
         bits = np.array([[(int(row, 32) >> (4 - i)) & 1 for i in range(5)] for row in rows], dtype=float)
-        columns += [bits, np.zeros((7, 1 if rng.random() < 0.85 else 4))]
+        columns += [bits, np.zeros((7, 1))]
     mask = np.kron(np.concatenate(columns, axis=1), np.ones((scale, scale)))
     padded = np.pad(mask, 1)
     return (2 * mask + padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]) / 6
