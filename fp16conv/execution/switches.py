@@ -26,6 +26,8 @@ __all__ = ["SWITCHES", "Slot", "SwitchedModel", "emulate_switched"]
 SWITCHES = "fp16conv.switches"
 """Name of the input that holds the switches, bool [slots]."""
 
+_WHERE_SINCE = 9  # opset of ai.onnx that has Where
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -176,10 +178,7 @@ class _SwitchedEmulation:
                 rounded = self._rounded(index, twin)
             slot = Slot(index, None if source is None else source.id, key)
             condition = self._condition(value.scope, slot)
-            chosen = self.rounder.node(
-                "Where", [condition, rounded, twin], ir.DataType.FLOAT, self.rounder.fresh(twin.name, "seen")
-            )
-            chosen.outputs[0].shape = twin.shape
+            chosen = self._choose(condition, rounded, twin)
             self._insert_after(rounded, twin, chosen)
             for use in uses:
                 self._rewire(use, twin, chosen.outputs[0])
@@ -196,23 +195,33 @@ class _SwitchedEmulation:
         self.slots.append(slot)
         return gather.outputs[0]
 
+    def _choose(self, condition: ir.Value, rounded: ir.Value, exact: ir.Value) -> ir.Node:
+        name = self.rounder.fresh(exact.name, "seen")
+        if self.work.opset_imports.get("", _WHERE_SINCE) >= _WHERE_SINCE:
+            node = self.rounder.node("Where", [condition, rounded, exact], ir.DataType.FLOAT, name)
+        else:
+            node = self.rounder.node("If", [condition], ir.DataType.FLOAT, name)
+            for branch, value in (("then_branch", rounded), ("else_branch", exact)):
+                copy = self.rounder.node(
+                    "Identity", [value], ir.DataType.FLOAT, self.rounder.fresh(name, branch)
+                )
+                graph = ir.Graph([], copy.outputs, nodes=[copy], name=f"{name}/{branch}")
+                node.attributes[branch] = ir.AttrGraph(branch, graph)
+        node.outputs[0].shape = exact.shape
+        return node
+
     def _rounded(self, index: int, twin: ir.Value) -> ir.Value:
         if self.graph.values[index].is_constant and index in self.graph.constants:
             return self._rounded_constant(index, twin)
         nodes: list[ir.Node] = []
         start = twin
         if index in self.saturated:  # a fill value that acts as infinity
-            limits = [
-                self.rounder.constant(np.float32(x), self.rounder.fresh(twin.name, "limit"))
-                for x in (-half.MAX, half.MAX)
-            ]
-            clip = self.rounder.node(
-                "Clip",
-                [twin, limits[0].outputs[0], limits[1].outputs[0]],
-                ir.DataType.FLOAT,
-                self.rounder.fresh(twin.name, "saturated"),
-            )
-            nodes, start = [*limits, clip], clip.outputs[0]
+            for op_type, bound in (("Max", -half.MAX), ("Min", half.MAX)):
+                limit = self.rounder.constant(np.float32(bound), self.rounder.fresh(twin.name, "limit"))
+                name = self.rounder.fresh(twin.name, "saturated")
+                clip = self.rounder.node(op_type, [start, limit.outputs[0]], ir.DataType.FLOAT, name)
+                nodes += [limit, clip]
+                start = clip.outputs[0]
         nodes += self.rounder.round(start, self.rounder.fresh(twin.name, "rounded"))
         self.twins.insert(twin, nodes)
         return nodes[-1].outputs[0]

@@ -9,7 +9,6 @@ tenth model is tried (some seconds); `FP16CONV_ALL_NODE_MODELS=1` tries all.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +27,7 @@ from fp16conv.execution.failures import RuntimeFailure
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import from_proto
 from fp16conv.graph import DataType
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "roundtrip"))
-from plans import all_fp16
+from tests.roundtrip.plans import all_fp16
 
 STRIDE = 1 if os.environ.get("FP16CONV_ALL_NODE_MODELS") else 10
 CLOSE = 2.0**-8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from fp16conv.execution.emulator import emulate_model, emulate_plan
 from fp16conv.execution.feeds import load_feeds
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import load_onnx
+from tests.roundtrip.plans import all_fp16, random_plan
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "roundtrip"))
-from plans import all_fp16, random_plan  # noqa: E402
 
 MODELS = sorted((ROOT / "cases").glob("*.onnx"))
 
