@@ -200,6 +200,7 @@ class _SwitchedEmulation:
         if self.work.opset_imports.get("", _WHERE_SINCE) >= _WHERE_SINCE:
             node = self.rounder.node("Where", [condition, rounded, exact], ir.DataType.FLOAT, name)
         else:
+            self.work.ir_version = max(self.work.ir_version, 4)  # before, an initializer had to be an input
             node = self.rounder.node("If", [condition], ir.DataType.FLOAT, name)
             for branch, value in (("then_branch", rounded), ("else_branch", exact)):
                 copy = self.rounder.node(

@@ -6,13 +6,18 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from fp16conv.errors import ValidationError
 from fp16conv.execution.emulator import emulate_plan
 from fp16conv.execution.feeds import FeedSource
-from fp16conv.execution.runtime import Feeds, Results, Runtime
+from fp16conv.execution.runtime import Feeds, Results, Runtime, SessionHandle
+from fp16conv.execution.switches import SWITCHES, SwitchedModel, emulate_switched
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType
 from fp16conv.validation.compare import load_reference, match_feeds, run_reference
@@ -43,6 +48,17 @@ class Measurement:
         return all(m.ok for m in self.outputs)
 
     @property
+    def worst(self) -> float:
+        """Largest error over allowed error of any output; 1 or less is within tolerance."""
+        return max((_error(m) for m in self.outputs), default=0.0)
+
+    @property
+    def relative_l2(self) -> float | None:
+        """Largest relative L2 error of any floating output; None where none is defined."""
+        errors = [m.relative_l2 for m in self.outputs if m.relative_l2 is not None and m.kind == "float"]
+        return max(errors, default=None)
+
+    @property
     def is_finite(self) -> bool:
         """Whether no output has new NaN or infinities."""
         return not any(m.new_nan or m.new_inf for m in self.outputs)
@@ -50,6 +66,8 @@ class Measurement:
 
 class Probe:
     """Runs the FP32 model once, then any number of precision assignments against it.
+
+    The roundings of one emulated model are switched at run time: it is built and loaded only once.
 
     Args:
         loaded: the FP32 model.
@@ -81,6 +99,7 @@ class Probe:
     ) -> None:
         self.loaded, self.runtime, self.runs = loaded, runtime, 0
         self._saturated = frozenset(saturated)
+        self._session: SessionHandle | None = None
         self._rtol, self._atol, self._allow = rtol, atol, allow_integer_changes
         session = load_reference(runtime, loaded)
         known = [info.name for info in session.outputs]
@@ -104,6 +123,14 @@ class Probe:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.batches.clear()
+        if self._session is not None:
+            self.runtime.unload(self._session)
+            self._session = None
+
+    @cached_property
+    def switched(self) -> SwitchedModel:
+        """The emulated model whose roundings are switched at run time; built once."""
+        return emulate_switched(self.loaded, saturated=self._saturated)
 
     def measure(self, dtypes: Sequence[DataType]) -> Measurement:
         """Emulate the model with this dtype (FLOAT or FLOAT16) per type variable id, and compare.
@@ -111,16 +138,40 @@ class Probe:
         Raises:
             RuntimeFailure: the emulated model does not load or run.
         """
+        if not any(dtypes[t] is DataType.FLOAT16 for t in self.switched.fixed):
+            return self.measure_switches(self.switched.switches(dtypes))
         self.runs += 1
         session = self.runtime.load(emulate_plan(self.loaded, dtypes, saturated=self._saturated))
-        comparisons = {name: OutputComparison(name) for name in self.outputs}
         try:
-            for batch, reference in self.batches:
-                results = self.runtime.run(session, match_feeds(session, batch), self.outputs)
-                for name, comparison in comparisons.items():
-                    comparison.update(reference[name], results[name])
+            return self._compare(session, {})
         finally:
             self.runtime.unload(session)
+
+    def measure_switches(self, switches: npt.NDArray[np.bool_]) -> Measurement:
+        """Emulate the model with these roundings on, and compare.
+
+        Args:
+            switches: bool [slots], one per slot of `switched`.
+
+        Raises:
+            RuntimeFailure: the emulated model does not load or run.
+        """
+        if not switches.any():
+            return self._compare(None, {})
+        self.runs += 1
+        if self._session is None:
+            self._session = self.runtime.load(self.switched.model)
+        return self._compare(self._session, {SWITCHES: switches})
+
+    def _compare(self, session: SessionHandle | None, more: Feeds) -> Measurement:
+        """Compare with the FP32 results; no session is the FP32 model itself, which needs no run."""
+        comparisons = {name: OutputComparison(name) for name in self.outputs}
+        for batch, reference in self.batches:
+            results = reference
+            if session is not None:
+                results = self.runtime.run(session, match_feeds(session, batch) | dict(more), self.outputs)
+            for name, comparison in comparisons.items():
+                comparison.update(reference[name], results[name])
         metrics = tuple(
             c.metrics(rtol=self._rtol, atol=self._atol, allow_integer_changes=self._allow)
             for c in comparisons.values()
