@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -202,7 +202,7 @@ def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:
         if old.reasons and old.reasons[0].authority is Authority.COMMAND_LINE:
             continue
         judgements[typevar] = Judgement(Verdict.DENY, (reason, *old.reasons))
-    return Verdicts(tuple(judgements), verdicts.groups, verdicts.saturated)
+    return replace(verdicts, judgements=tuple(judgements))
 
 
 def open_feeds(loaded: LoadedModel, options: Options, runtime: Runtime | None = None) -> FeedSource:

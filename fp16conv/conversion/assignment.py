@@ -21,12 +21,14 @@ class Assignment:
         dtypes: FLOAT or FLOAT16 by type variable id.
         reasons: the strongest reason by type variable id, None where the plan gives none.
         saturated: ids of the constants that become +-65504 where FP16 cannot hold them.
+        lowered: ids of the operators that are written as others in FP16.
     """
 
     graph: ModelGraph
     dtypes: tuple[DataType, ...]
     reasons: tuple[Reason | None, ...]
     saturated: frozenset[int]
+    lowered: frozenset[int] = frozenset()
 
     def of_value(self, value: int) -> DataType:
         """The dtype a value gets; constants and values that are not FLOAT keep their own."""
@@ -84,4 +86,4 @@ def assign(graph: ModelGraph, plan: PrecisionPlan) -> Assignment:
             why=f"the first one is {missing.symbol} (id {missing.id})",
             hint="make a new plan with `fp16conv plan`",
         )
-    return Assignment(graph, decided, tuple(reasons), frozenset(plan.saturated))
+    return Assignment(graph, decided, tuple(reasons), frozenset(plan.saturated), frozenset(plan.lowered))

@@ -10,6 +10,7 @@ from fp16conv.conversion.passes.convert_constants import ConvertConstantsPass
 from fp16conv.conversion.passes.convert_sparse import ConvertSparsePass
 from fp16conv.conversion.passes.drop_noop_casts import DropNoopCastsPass
 from fp16conv.conversion.passes.insert_casts import InsertCastsPass
+from fp16conv.conversion.passes.lower_clips import LowerClipsPass
 from fp16conv.conversion.passes.retarget_attributes import RetargetAttributesPass
 from fp16conv.conversion.passes.retype_values import RetypeValuesPass
 from fp16conv.conversion.workspace import open_workspace
@@ -46,6 +47,7 @@ def convert(loaded: LoadedModel, plan: PrecisionPlan) -> ir.Model:
         AnnotateNodesPass(workspace, assignment),
         InsertCastsPass(workspace, assignment),
         DropNoopCastsPass(workspace, assignment),
+        LowerClipsPass(workspace, assignment),
     ):
         run(model)
     return model

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,7 +29,7 @@ from fp16conv.planning.costs import CostModel
 from fp16conv.planning.flow import minimum_cut
 from fp16conv.rulebook.types import Authority, Verdict, Verdicts
 
-__all__ = ["Cause", "CutProblem", "Link", "build_problem", "solve"]
+__all__ = ["Cause", "Charge", "CutProblem", "Link", "build_problem", "solve"]
 
 
 class Cause(StrEnum):
@@ -50,6 +50,22 @@ class Link:
     readers: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """The error of one rounding, paid once where any of these type variables is FP16.
+
+    A value is rounded if the operator that makes it runs in FP16 or some reader does; only all of them
+    in FP32 spare its error.
+
+    Args:
+        typevars: type variables any of which makes the rounding happen.
+        error: error it adds (any unit, >= 0; infinite means never).
+    """
+
+    typevars: tuple[int, ...]
+    error: float
+
+
 @dataclass(frozen=True)
 class CutProblem:
     """The contracted problem.
@@ -63,6 +79,7 @@ class CutProblem:
         leaders: per class, the type variable whose verdict decides (None where the cut does).
         gains: time that FP16 saves per class, minus lambda x error; may be negative, picoseconds.
         links: values that may need a cast, by value id.
+        charges: classes, and the picoseconds paid once where any of them is FP16.
     """
 
     class_of: tuple[int, ...]
@@ -72,6 +89,7 @@ class CutProblem:
     leaders: tuple[int | None, ...]
     gains: tuple[int, ...]
     links: tuple[Link, ...]
+    charges: tuple[tuple[tuple[int, ...], int], ...] = ()
 
 
 def build_problem(
@@ -80,6 +98,7 @@ def build_problem(
     costs: CostModel,
     *,
     errors: Mapping[int, float] | None = None,
+    charges: Sequence[Charge] = (),
     lam: float = 0.0,
     soft_allow: bool = False,
 ) -> CutProblem:
@@ -90,6 +109,7 @@ def build_problem(
         verdicts: judgement per type variable, equality groups.
         costs: prices in picoseconds.
         errors: type variable id -> error it adds in FP16 (any unit, >= 0; infinite means never).
+        charges: errors that several type variables share.
         lam: picoseconds per unit of error.
         soft_allow: let the cut put `allow` variables into FP32 when their error costs more than the
             time they save; what the command line forces stays FP16.
@@ -99,6 +119,10 @@ def build_problem(
     """
     class_of, members = _contract(graph, verdicts)
     penalties = _penalties(graph, errors or {}, lam)
+    shared = [(charge, _price(charge.error, lam)) for charge in charges]
+    for charge, price in shared:
+        for variable in charge.typevars if price is None else ():
+            penalties[variable] = None
     wants = _wishes(graph, verdicts, penalties, soft_allow)
     leaders = [_leader(group, wants) for group in members]
     outside = len(members)
@@ -124,6 +148,11 @@ def build_problem(
         (*leaders, None),
         (*gains, 0),
         links,
+        tuple(
+            (tuple(sorted({class_of[variable] for variable in charge.typevars})), price)
+            for charge, price in shared
+            if price
+        ),
     )
 
 
@@ -131,6 +160,7 @@ def solve(problem: CutProblem) -> tuple[DataType, ...]:
     """Return the precision per class: cheapest, and with the fewest FP16 variables among equals."""
     size = len(problem.members)
     infinite = 1 + sum(abs(gain) for gain in problem.gains) + sum(2 * x.price for x in problem.links)
+    infinite += sum(price for _, price in problem.charges)
     source, sink = [0] * size, [0] * size
     for index, (dtype, gain) in enumerate(zip(problem.fixed, problem.gains, strict=True)):
         if dtype is DataType.FLOAT16:
@@ -155,6 +185,16 @@ def solve(problem: CutProblem) -> tuple[DataType, ...]:
         arcs += [(down, link.source, link.price), (link.source, up, link.price)]
         for reader in link.readers:
             arcs += [(reader, down, infinite), (up, reader, infinite)]
+    for members, price in problem.charges:
+        if any(problem.fixed[index] is DataType.FLOAT16 for index in members):
+            continue  # paid whatever the cut does
+        free = [index for index in members if problem.fixed[index] is None]
+        if len(free) == 1:
+            sink[free[0]] += price
+        elif free:
+            arcs += [(index, len(source), infinite) for index in free]
+            source.append(0)
+            sink.append(price)
     inside = minimum_cut(source, sink, arcs)
     return tuple(DataType.FLOAT16 if inside[index] else DataType.FLOAT for index in range(size))
 
@@ -168,9 +208,13 @@ def _penalties(graph: ModelGraph, errors: Mapping[int, float], lam: float) -> li
         error = errors.get(variable.id, 0.0)
         if not error >= 0:
             raise UsageError(f"the error of type variable {variable.id} must be >= 0, got {error!r}")
-        price = math.inf if math.isinf(error) else lam * error
-        penalties.append(round(price) if math.isfinite(price) else None)
+        penalties.append(_price(error, lam))
     return penalties
+
+
+def _price(error: float, lam: float) -> int | None:
+    price = math.inf if math.isinf(error) else lam * error
+    return round(price) if math.isfinite(price) else None
 
 
 def _wishes(

@@ -51,7 +51,8 @@ class PrecisionPlan:
     """Decisions, casts and constants to saturate, bound to a model and a rule book by digest.
 
     Constants need no cast entry: one that is read in FP16 is converted, in two copies only where
-    both precisions read it. `saturated` lists constant value ids that become +-65504 in FP16.
+    both precisions read it. `saturated` lists constant value ids that become +-65504 in FP16, `lowered`
+    operator ids that are written as other operators because the target lacks their FP16 kernel.
     """
 
     model_digest: str
@@ -60,6 +61,7 @@ class PrecisionPlan:
     decisions: tuple[Decision, ...]
     casts: tuple[Cast, ...]
     saturated: Mapping[int, Reason] = field(default_factory=dict)
+    lowered: Mapping[int, Reason] = field(default_factory=dict)
     predicted: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fp16conv.errors import PlanError
 from fp16conv.graph import DataType, ModelGraph, TypeVar
 from fp16conv.planning.casts import assignment_cost, replan_casts
 from fp16conv.planning.costs import CostModel, main_typevar
-from fp16conv.planning.cut import Cause, CutProblem, build_problem, solve
+from fp16conv.planning.cut import Cause, Charge, CutProblem, build_problem, solve
 from fp16conv.planning.plan import Cast, Decision, PrecisionPlan
 from fp16conv.rulebook.types import Reason, Verdict, Verdicts
 
@@ -30,6 +30,7 @@ def make_plan(
     model_digest: str | None = None,
     options: Mapping[str, object] | None = None,
     errors: Mapping[int, float] | None = None,
+    charges: Sequence[Charge] = (),
     lam: float = 0.0,
     soft_allow: bool = False,
 ) -> PrecisionPlan:
@@ -43,6 +44,7 @@ def make_plan(
         model_digest: sha256 of the model, `graph.digest` by default.
         options: what the user asked for, JSON data; kept in the plan.
         errors: type variable id -> error it adds in FP16, >= 0.
+        charges: errors of roundings that several type variables cause together.
         lam: picoseconds per unit of error.
         soft_allow: let error outweigh `allow` verdicts.
 
@@ -58,7 +60,9 @@ def make_plan(
             f"{len(verdicts.judgements)} judgements for {len(graph.typevars)} type variables",
             where=graph.source,
         )
-    problem = build_problem(graph, verdicts, costs, errors=errors, lam=lam, soft_allow=soft_allow)
+    problem = build_problem(
+        graph, verdicts, costs, errors=errors, charges=charges, lam=lam, soft_allow=soft_allow
+    )
     labels = solve(problem)
     dtypes = {variable.id: labels[problem.class_of[variable.id]] for variable in graph.typevars}
     explain = _Explainer(graph, verdicts, problem, labels)
@@ -74,6 +78,11 @@ def make_plan(
         decisions=decisions,
         casts=casts,
         saturated={value: verdicts.saturated[value] for value in sorted(read16)},
+        lowered={
+            op: reason
+            for op, reason in sorted(verdicts.lowered.items())
+            if any(dtypes[t] is DataType.FLOAT16 for t in graph.ops[op].typevars)
+        },
         predicted=predict(graph, costs, dtypes, casts),
     )
 
@@ -200,6 +209,12 @@ class _Explainer:
             self._readers16.append(sum(labels[r] is DataType.FLOAT16 for r in link.readers))
             for index in (link.source, *link.readers):
                 self._links[index].append(number)
+        self._charges: dict[int, list[int]] = defaultdict(list)
+        self._payers: list[int] = []
+        for number, (members, _) in enumerate(problem.charges):
+            self._payers.append(sum(labels[m] is DataType.FLOAT16 for m in members))
+            for index in members:
+                self._charges[index].append(number)
         self._flips: dict[int, _Flip] = {}
 
     def __call__(self, variable: int) -> tuple[Reason | None, bool]:
@@ -279,6 +294,9 @@ class _Explainer:
             then = readers16 < readers if source16 else readers16 > 0
             casts += then - now
             time += (then - now) * link.price
+        for number in self._charges[index]:
+            if self._payers[number] == int(is16):  # nobody else pays it
+                time += -problem.charges[number][1] if is16 else problem.charges[number][1]
         self._flips[index] = _Flip(casts, time)
         return self._flips[index]
 

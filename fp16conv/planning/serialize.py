@@ -49,10 +49,8 @@ def dump_plan(plan: PrecisionPlan) -> str:
             ("predicted", _line(_sorted(plan.predicted))),
             ("decisions", _lines([_dump_decision(x) for x in plan.decisions])),
             ("casts", _lines([_dump_cast(x) for x in plan.casts])),
-            (
-                "saturated",
-                _lines([{"value": v, "reason": _dump_reason(r)} for v, r in sorted(plan.saturated.items())]),
-            ),
+            ("saturated", _dump_reasons("value", plan.saturated)),
+            ("lowered", _dump_reasons("op", plan.lowered)),
         ]
     except (TypeError, ValueError) as error:
         raise PlanError("the plan cannot be written as JSON", why=str(error)) from error
@@ -165,6 +163,9 @@ def bind_plan(plan: PrecisionPlan, graph: ModelGraph, *, where: str = "plan") ->
     for value in plan.saturated:
         if value >= consumed:
             raise PlanError(f"saturates value {value}, which the model lacks", where=where, hint=_HINT)
+    for op in plan.lowered:
+        if op >= len(graph.ops):
+            raise PlanError(f"lowers operator {op}, which the model lacks", where=where, hint=_HINT)
     return dataclasses.replace(plan, casts=replan_casts(graph, plan.dtypes))
 
 
@@ -194,6 +195,10 @@ def _dump_reason(reason: Reason) -> dict[str, object]:
         "authority": reason.authority.value,
         "numbers": {key: _dump_number(reason.numbers[key]) for key in sorted(reason.numbers)},
     }
+
+
+def _dump_reasons(key: str, reasons: Mapping[int, Reason]) -> str:
+    return _lines([{key: index, "reason": _dump_reason(r)} for index, r in sorted(reasons.items())])
 
 
 def _dump_decision(decision: Decision) -> dict[str, object]:
@@ -238,13 +243,8 @@ class _Reader:
 
     def plan(self, data: object) -> PrecisionPlan:
         keys = ("schema", "model_digest", "rules_digest", "options", "predicted", "decisions", "casts")
-        entry = self._object(data, "plan", (*keys, "saturated"))
+        entry = self._object(data, "plan", (*keys, "saturated", "lowered"))
         self._text(entry["schema"], "schema")
-        saturated: dict[int, Reason] = {}
-        for number, item in enumerate(self._list(entry["saturated"], "saturated")):
-            at = f"saturated[{number}]"
-            pair = self._object(item, at, ("value", "reason"))
-            saturated[self._id(pair["value"], f"{at}.value")] = self._reason(pair["reason"], f"{at}.reason")
         options = self._any_object(entry["options"], "options")
         predicted = self._any_object(entry["predicted"], "predicted")
         return PrecisionPlan(
@@ -253,9 +253,18 @@ class _Reader:
             options=options,
             decisions=self._each(entry["decisions"], "decisions", self._decision),
             casts=self._each(entry["casts"], "casts", self._cast),
-            saturated=saturated,
+            saturated=self._reasons(entry["saturated"], "saturated", "value"),
+            lowered=self._reasons(entry["lowered"], "lowered", "op"),
             predicted={key: self._number(predicted[key], f"predicted.{key}") for key in predicted},
         )
+
+    def _reasons(self, data: object, name: str, key: str) -> dict[int, Reason]:
+        reasons: dict[int, Reason] = {}
+        for number, item in enumerate(self._list(data, name)):
+            at = f"{name}[{number}]"
+            pair = self._object(item, at, (key, "reason"))
+            reasons[self._id(pair[key], f"{at}.{key}")] = self._reason(pair["reason"], f"{at}.reason")
+        return reasons
 
     def _decision(self, data: object, at: str) -> Decision:
         keys = ("typevar", "op", "label", "op_type", "scope", "symbol", "dtype", "verdict", "reasons")

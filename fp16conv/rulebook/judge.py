@@ -90,6 +90,7 @@ def judge(
         judgements=judgements,
         groups=_groups(judgements, hits, coverage),
         saturated=_saturated(graph, book, evidence) if chosen.saturate else {},
+        lowered=coverage.lowered,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fp16conv.graph import ModelGraph, Op, TypeVar
 from fp16conv.rulebook.numbers import symbols_of
@@ -20,6 +20,7 @@ class Coverage:
 
     verdicts: Mapping[int, tuple[Verdict, Reason]]
     groups: tuple[Group, ...]
+    lowered: Mapping[int, Reason] = field(default_factory=dict)
 
 
 def check_kernels(graph: ModelGraph, target: Target) -> Coverage:
@@ -35,6 +36,7 @@ def check_kernels(graph: ModelGraph, target: Target) -> Coverage:
     """
     verdicts: dict[int, tuple[Verdict, Reason]] = {}
     groups: list[Group] = []
+    lowered: dict[int, Reason] = {}
     if target.kernels is None:
         return Coverage({}, ())
     for op in graph.ops:
@@ -42,6 +44,9 @@ def check_kernels(graph: ModelGraph, target: Target) -> Coverage:
         if not typevars or op.callee is not None or op.subscopes or op.key in target.inlined:
             continue
         rows = _valid_rows(target.kernels.get(op.key, ()), op.opset)
+        substitute = _lowering(target, op, rows)
+        if substitute is not None:
+            rows, lowered[op.id] = substitute
         if not rows:
             reason = Reason(
                 "no-kernel", f"{target.name} has no kernel for {op.key}: it runs elsewhere, in FP32"
@@ -49,7 +54,24 @@ def check_kernels(graph: ModelGraph, target: Target) -> Coverage:
             verdicts.update({tv.id: (Verdict.DENY, reason) for tv in typevars})
             continue
         _judge_op(op, typevars, rows, target, verdicts, groups)
-    return Coverage(verdicts, tuple(groups))
+    return Coverage(verdicts, tuple(groups), lowered)
+
+
+def _lowering(target: Target, op: Op, rows: Sequence[Kernel]) -> tuple[list[Kernel], Reason] | None:
+    """The kernels that stand in for a missing FP16 one, and why; None where nothing is missing."""
+    if target.kernels is None or any("h" in letters for row in rows for letters in row.types.values()):
+        return None
+    for lowering in target.lowerings:
+        if lowering.op != op.key or not lowering.since <= op.opset <= lowering.until:
+            continue
+        stand_ins = [_valid_rows(target.kernels.get(key, ()), op.opset) for key in lowering.by]
+        if all(stand_ins):
+            text = (
+                f"{target.name} has no FP16 kernel of {op.key} before opset {lowering.until + 1}: "
+                f"{' and '.join(lowering.by)} compute the same"
+            )
+            return [*rows, *stand_ins[0]], Reason("no-fp16-kernel", text)
+    return None
 
 
 def _valid_rows(kernels: Sequence[Kernel], opset: int) -> list[Kernel]:

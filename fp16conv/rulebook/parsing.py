@@ -19,6 +19,7 @@ from fp16conv.rulebook.schema import (
     Example,
     FactMatch,
     Kernel,
+    Lowering,
     Match,
     Profile,
     Role,
@@ -383,9 +384,26 @@ def parse_target(
         fused_norms=reader.flag("fused_norms", False),
         kernels=kernels,
         inlined=frozenset(inlined),
+        lowerings=tuple(_lowering(t, file) for t in reader.tables("lowering")),
     )
     reader.close()
     return target
+
+
+def _lowering(table: object, file: str) -> Lowering:
+    reader = TableReader(table, f"{file}: lowering")
+    opset = reader.bounds("opset")
+    if opset is None:
+        raise reader.fail("opset", "is missing", "give [first, last]")
+    lowering = Lowering(
+        op=reader.text("op", required=True),
+        since=opset[0],
+        until=opset[1],
+        by=reader.texts("by"),
+        rationale=reader.text("rationale", required=True),
+    )
+    reader.close()
+    return lowering
 
 
 def parse_kernels(data: object, file: str) -> tuple[dict[str, tuple[Kernel, ...]], tuple[str, ...]]:

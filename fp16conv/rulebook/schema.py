@@ -15,6 +15,7 @@ __all__ = [
     "Example",
     "FactMatch",
     "Kernel",
+    "Lowering",
     "Match",
     "Profile",
     "Role",
@@ -229,6 +230,25 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Lowering:
+    """Other operators that compute the same, for opsets at which the target lacks the FP16 kernel.
+
+    Args:
+        op: operator key.
+        since: first opset.
+        until: last opset.
+        by: operators that stand in for it.
+        rationale: why they compute the same.
+    """
+
+    op: str
+    since: int
+    until: int
+    by: tuple[str, ...]
+    rationale: str
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What will run the model.
 
@@ -237,6 +257,7 @@ class Target:
         fused_norms: softmax and norms run as one kernel that computes in FP32.
         kernels: operator key -> kernels; None when the target's coverage is not known.
         inlined: operators without a kernel that run as the body of their schema's function.
+        lowerings: operators that run in FP16 as other operators.
     """
 
     id: str
@@ -247,3 +268,4 @@ class Target:
     fused_norms: bool
     kernels: Mapping[str, tuple[Kernel, ...]] | None = None
     inlined: frozenset[str] = frozenset()
+    lowerings: tuple[Lowering, ...] = ()

@@ -95,9 +95,11 @@ class Verdicts:
     """Judgement per type variable (indexed by its id), equality groups, and saturating constants.
 
     `saturated` maps constant values that act as infinity (masks, Clip/Pad bounds, fill values) to the
-    reason: in FP16 they become +-65504 instead of keeping their consumer in FP32.
+    reason: in FP16 they become +-65504 instead of keeping their consumer in FP32. `lowered` maps operators
+    that the target has no FP16 kernel for, but that others compute exactly, to the reason.
     """
 
     judgements: tuple[Judgement, ...]
     groups: tuple[Group, ...] = ()
     saturated: Mapping[int, Reason] = field(default_factory=dict)
+    lowered: Mapping[int, Reason] = field(default_factory=dict)
