@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from fp16conv.graph import Container, DataType, GraphBuilder, ModelGraph, ScopeKind, Use, ValueKind
 from fp16conv.planning import CostModel, assignment_cost, load_device, make_plan, replan_casts
-from fp16conv.planning.cut import build_problem
+from fp16conv.planning.cut import Charge, build_problem
 from fp16conv.rulebook.types import Group, Judgement, Reason, Verdict, Verdicts
 
 F32, F16 = DataType.FLOAT, DataType.FLOAT16
@@ -106,7 +107,13 @@ def random_costs(rng: random.Random, graph: ModelGraph, biggest: int) -> CostMod
     )
 
 
-def enumerate_best(graph: ModelGraph, verdicts: Verdicts, costs: CostModel, penalty: list[int]) -> Dtypes:
+def enumerate_best(
+    graph: ModelGraph,
+    verdicts: Verdicts,
+    costs: CostModel,
+    penalty: list[int],
+    charges: Sequence[Charge] = (),
+) -> Dtypes:
     """Cheapest feasible assignment by trying all; ties by the fewest FP16 variables."""
     problem = build_problem(graph, verdicts, costs)
     free = [i for i, dtype in enumerate(problem.fixed) if dtype is None]
@@ -119,6 +126,7 @@ def enumerate_best(graph: ModelGraph, verdicts: Verdicts, costs: CostModel, pena
         dtypes = {v.id: label[problem.class_of[v.id]] for v in graph.typevars}
         cost = assignment_cost(graph, costs, dtypes)
         cost += sum(penalty[v] for v in dtypes if dtypes[v] is F16)
+        cost += sum(2 * round(c.error) for c in charges if any(dtypes[v] is F16 for v in c.typevars))
         key = (cost, sum(dtype is F16 for dtype in dtypes.values()))
         if best is None or key < best:
             best, winners = key, [dtypes]
@@ -140,6 +148,32 @@ def test_cut_equals_exhaustive_enumeration(seed: int) -> None:
     penalty = [2 * round(errors.get(v.id, 0.0)) for v in graph.typevars]
     plan = make_plan(graph, verdicts, costs, rules_digest="r", errors=errors, lam=2.0)
     assert plan.dtypes == enumerate_best(graph, verdicts, costs, penalty)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_cut_with_shared_charges_equals_exhaustive_enumeration(seed: int) -> None:
+    rng = random.Random(3000 + seed)
+    graph = random_graph(rng, rng.randint(3, 7))
+    while len(graph.typevars) > 16:
+        graph = random_graph(rng, rng.randint(3, 6))
+    verdicts = random_verdicts(rng, graph)
+    costs = random_costs(rng, graph, rng.choice([2, 5, 50]))
+    charges = [
+        Charge(tuple(rng.sample(range(len(graph.typevars)), rng.randint(1, 3))), float(rng.randint(0, 9)))
+        for _ in range(rng.randint(1, 6))
+    ]
+    plan = make_plan(graph, verdicts, costs, rules_digest="r", charges=charges, lam=2.0)
+    assert plan.dtypes == enumerate_best(graph, verdicts, costs, [0] * len(graph.typevars), charges)
+
+
+def test_an_infinite_charge_keeps_all_its_type_variables_in_fp32() -> None:
+    rng = random.Random(5)
+    graph = random_graph(rng, 12)
+    verdicts = Verdicts(tuple(Judgement(Verdict.ALLOW, ()) for _ in graph.typevars))
+    costs = random_costs(rng, graph, 9)
+    charge = Charge((1, 2), float("inf"))
+    plan = make_plan(graph, verdicts, costs, rules_digest="r", charges=[charge], soft_allow=True)
+    assert plan.dtypes[1] is plan.dtypes[2] is F32
 
 
 @pytest.mark.parametrize("seed", range(60))
