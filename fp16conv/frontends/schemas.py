@@ -1,21 +1,28 @@
 """Operator schemas: which slots belong to which type variable, and what each variable admits.
 
-From `onnx.defs` at the model's opset; for com.microsoft from rules/schemas (generated from ONNX Runtime's own schemas).
+From `onnx.defs` at the model's opset; for com.microsoft from rules/schemas (generated from ONNX Runtime's own
+schemas). What both leave out (variables that must be equal, or must never change) is in rules/schemas/corrections.toml.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+import onnx
 import onnx.defs
+import onnx.helper
+import onnx.shape_inference
 
 from fp16conv._data import rules_dir
 
 __all__ = ["Parameter", "Schema", "find_schema"]
 
 ONNX_DOMAINS = ("", "ai.onnx")
+_FLOAT, _FP16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +37,21 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Formal inputs and outputs of an operator and the types its variables admit."""
+    """Formal inputs and outputs of an operator and the types its variables admit.
+
+    Args:
+        types: type strings by type variable.
+        equal: variables that must have one dtype though the schema lets them differ.
+        fixed: variables that are never retyped.
+        follows: output variable -> the variable whose dtype it takes where no input binds it.
+    """
 
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
     types: dict[str, frozenset[str]]
+    equal: tuple[str, ...] = ()
+    fixed: frozenset[str] = frozenset()
+    follows: Mapping[str, str] = field(default_factory=dict)
 
     def input(self, slot: int) -> Parameter | None:
         """The formal parameter of an input slot (the last variadic one repeats)."""
@@ -45,7 +62,9 @@ class Schema:
         return _at(self.outputs, slot)
 
     def admits_fp16(self, type_str: str) -> bool:
-        """Whether the type variable (or concrete type) includes a float16 tensor, sequence or optional."""
+        """Whether the variable (or concrete type) may become a float16 tensor, sequence or optional."""
+        if type_str in self.fixed:
+            return False
         allowed = self.types.get(type_str, frozenset((type_str,)))
         return any("tensor(float16)" in t for t in allowed)
 
@@ -70,6 +89,48 @@ def find_schema(domain: str, op_type: str, opset: int) -> Schema | None:
         (False, True)
     """
     domain = "" if domain in ONNX_DOMAINS else domain
+    schema = _declared_schema(domain, op_type, opset)
+    if schema is None:
+        return None
+    for correction in _corrections().get(f"{domain}::{op_type}" if domain else op_type, ()):
+        if correction.first <= opset and (correction.last is None or opset <= correction.last):
+            schema = replace(
+                schema,
+                equal=schema.equal + correction.equal,
+                fixed=schema.fixed | correction.fixed,
+                follows={**schema.follows, **correction.follows},
+            )
+    return schema
+
+
+@dataclass(frozen=True, slots=True)
+class _Correction:
+    first: int
+    last: int | None
+    equal: tuple[str, ...]
+    fixed: frozenset[str]
+    follows: Mapping[str, str]
+
+
+@functools.cache
+def _corrections() -> dict[str, list[_Correction]]:
+    content = (rules_dir() / "schemas" / "corrections.toml").read_text(encoding="utf-8")
+    found: dict[str, list[_Correction]] = {}
+    for entry in tomllib.loads(content)["correction"]:
+        first, last = entry.get("opset", (1, None))
+        found.setdefault(entry["op"], []).append(
+            _Correction(
+                first,
+                last,
+                tuple(entry.get("equal", ())),
+                frozenset(entry.get("fixed", ())),
+                entry.get("follows", {}),
+            )
+        )
+    return found
+
+
+def _declared_schema(domain: str, op_type: str, opset: int) -> Schema | None:
     try:
         s = onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
@@ -83,7 +144,42 @@ def find_schema(domain: str, op_type: str, opset: int) -> Schema | None:
         )
 
     types = {t.type_param_str: frozenset(t.allowed_type_strs) for t in s.type_constraints}
-    return Schema(parameters(s.inputs), parameters(s.outputs), types)
+    schema = Schema(parameters(s.inputs), parameters(s.outputs), types)
+    if _is_body_typed(s, opset, schema, _FP16) or not _is_body_typed(s, opset, schema, _FLOAT):
+        return schema
+    return Schema(schema.inputs, schema.outputs, {k: v - {"tensor(float16)"} for k, v in types.items()})
+
+
+def _is_body_typed(s: onnx.defs.OpSchema, opset: int, schema: Schema, dtype: int) -> bool:
+    """Whether the function that defines an operator type-checks with inputs of a dtype.
+
+    MeanVarianceNormalization admits FP16 by its schema, but its body adds an FP32 constant: strict inference
+    refuses the node, and so does a runtime that has no kernel of its own and inlines the body.
+    """
+    versions = [v for v in s.function_opset_versions if v <= opset]  # type: ignore[attr-defined]
+    if not versions or not any(schema.admits_fp16(p.type_str) for p in schema.inputs):
+        return True
+    body = s.get_function_with_opset_version(max(versions))  # type: ignore[attr-defined]
+    function = onnx.FunctionProto.FromString(body)
+    inputs = [
+        onnx.helper.make_tensor_type_proto(
+            dtype if schema.admits_fp16(p.type_str) else _first_type(schema, p.type_str), None
+        )
+        for p in schema.inputs
+    ]
+    defaults = [a.default_value for a in s.attributes.values() if a.default_value.name]
+    try:
+        onnx.shape_inference.infer_function_output_types(function, inputs, defaults)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _first_type(schema: Schema, type_str: str) -> int:
+    """The element type of some tensor that a variable admits."""
+    names = (t.removeprefix("tensor(").removesuffix(")") for t in schema.types.get(type_str, (type_str,)))
+    codes = (dict(onnx.TensorProto.DataType.items()).get(name.upper()) for name in sorted(names))
+    return next((code for code in codes if code is not None), _FLOAT)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fp16conv.frontends.schemas import Parameter, Schema, find_schema
@@ -40,11 +40,24 @@ def add_typevars(builder: GraphBuilder, draft: Draft, frozen_scopes: Collection[
                 binding.uses.append(use)
             elif not value.is_constant:
                 binding.defs.append(value.id)
+        if schema is not None:
+            _follow(bindings, schema.follows)
         if _handles_containers(draft, op):
-            bindings = _merged(bindings)
+            bindings = _merged(bindings, bindings)
+        elif schema is not None and schema.equal:
+            bindings = _merged(bindings, schema.equal)
         for symbol, binding in bindings.items():
             if binding.uses or binding.defs:
                 builder.add_typevar(op.id, op.scope, symbol, binding.uses, binding.defs, binding.admits_fp16)
+
+
+def _follow(bindings: dict[str, _Binding], rules: Mapping[str, str]) -> None:
+    """Give what no input types to the variable that types it."""
+    for symbol, leader in rules.items():
+        if symbol in bindings and leader in bindings and not bindings[symbol].uses:
+            follower = bindings.pop(symbol)
+            bindings[leader].defs += follower.defs
+            bindings[leader].admits_fp16 &= follower.admits_fp16
 
 
 def _slots(draft: Draft, op: Op, schema: Schema | None) -> Iterator[tuple[str, bool, Use | None, Value]]:
@@ -79,12 +92,14 @@ def _handles_containers(draft: Draft, op: Op) -> bool:
     return any(draft.values[i].container is not Container.TENSOR for i in indices)
 
 
-def _merged(bindings: dict[str, _Binding]) -> dict[str, _Binding]:
-    if len(bindings) < 2:
+def _merged(bindings: dict[str, _Binding], equal: Collection[str]) -> dict[str, _Binding]:
+    """Make one variable of those that must have one dtype."""
+    symbols = [s for s in bindings if s in equal]
+    if len(symbols) < 2:
         return bindings
     merged = _Binding()
-    for binding in bindings.values():
-        merged.uses += binding.uses
-        merged.defs += binding.defs
-        merged.admits_fp16 &= binding.admits_fp16
-    return {"+".join(bindings): merged}
+    for symbol in symbols:
+        merged.uses += bindings[symbol].uses
+        merged.defs += bindings[symbol].defs
+        merged.admits_fp16 &= bindings[symbol].admits_fp16
+    return {"+".join(symbols): merged} | {s: b for s, b in bindings.items() if s not in equal}

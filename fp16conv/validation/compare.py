@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
@@ -45,6 +46,7 @@ _NUMPY_OF_TYPE: Final[Mapping[str, Any]] = {
     "tensor(double)": np.float64,
     "tensor(bfloat16)": np.float32,  # the runtime takes bfloat16 as FP32
 }
+_ELEMENT: Final = re.compile(r".*tensor\((\w+)\)+$")  # the innermost type of a sequence or an optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +298,9 @@ def run_reference(runtime: Runtime, session: SessionHandle, reference: str, batc
 
 
 def match_feeds(session: SessionHandle, batch: Feeds) -> dict[str, Any]:
-    """Give each floating input the element type the session declares; leave out what it does not have.
+    """Give each floating input (a sequence's items too) the element type the session declares.
+
+    What the session does not have is left out.
 
     Example:
         >>> from fp16conv.execution.runtime import TensorInfo
@@ -308,13 +312,19 @@ def match_feeds(session: SessionHandle, batch: Feeds) -> dict[str, Any]:
     for info in session.inputs:
         if info.name not in batch:
             continue
-        array = batch[info.name]
-        dtype = _NUMPY_OF_TYPE.get(info.type)
-        if dtype is not None and isinstance(array, np.ndarray) and array.dtype != dtype:
-            with np.errstate(over="ignore"):
-                array = array.astype(dtype)
-        matched[info.name] = array
+        dtype = _NUMPY_OF_TYPE.get(_ELEMENT.sub(r"tensor(\1)", info.type))
+        matched[info.name] = batch[info.name] if dtype is None else _as_type(batch[info.name], dtype)
     return matched
+
+
+def _as_type(fed: Any, dtype: Any) -> Any:
+    """An array, or every array of a sequence, in another floating type."""
+    if isinstance(fed, list):
+        return [_as_type(item, dtype) for item in fed]
+    if not isinstance(fed, np.ndarray) or fed.dtype == dtype:
+        return fed
+    with np.errstate(over="ignore"):
+        return fed.astype(dtype)
 
 
 @dataclass(frozen=True)
