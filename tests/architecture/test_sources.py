@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import fp16conv
+from benchmarks.zoo.packages import extract_sdist
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 500
@@ -57,8 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, done.stdout + done.stderr
 
     build("sdist", ROOT)
-    with tarfile.open(next(out.glob("*.tar.gz"))) as archive:
-        archive.extractall(out / "source", filter="data")
+    extract_sdist(next(out.glob("*.tar.gz")), out / "source")
     build("wheel", next((out / "source").iterdir()))
     return out
 
