@@ -1,0 +1,283 @@
+"""The answers of a report as labelled sentences: every format that people read says the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fp16conv.reporting.layout import Style
+from fp16conv.reporting.report import (
+    AnalyzeReport,
+    Backend,
+    Check,
+    ConvertReport,
+    DecisionSummary,
+    Evidence,
+    Finding,
+    HalfOutcome,
+    ModelFacts,
+    OutputFile,
+    PlanReport,
+    Prediction,
+    Repair,
+    Report,
+    Severity,
+    Size,
+    ValidateReport,
+    ValidationResult,
+)
+from fp16conv.reporting.units import (
+    format_bytes,
+    format_count,
+    format_error,
+    format_seconds,
+    format_share,
+    plural,
+)
+
+__all__ = [
+    "Fact",
+    "Topic",
+    "describe_contents",
+    "facts_of",
+    "headline_of",
+    "sort_findings",
+    "validation_facts",
+]
+
+
+class Topic(StrEnum):
+    """The question of a reader that a fact answers."""
+
+    SAFETY = "safety"
+    SAVING = "saving"
+    COST = "cost"
+    EVIDENCE = "evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One labelled sentence. The text is raw: names in it are as the model has them."""
+
+    label: str
+    text: str
+    style: Style = Style.PLAIN
+    topic: Topic = Topic.SAFETY
+
+
+def facts_of(report: Report) -> list[Fact]:
+    """The answers of a report, in reading order; empty for a report class that has none."""
+    for kind, collect in _FACTS.items():
+        if isinstance(report, kind):
+            return collect(report)
+    return []
+
+
+def headline_of(report: Report) -> Fact:
+    """The fact that a reader must see if they see only one: the answer to the question of the verb."""
+    facts = facts_of(report)
+    if isinstance(report, ConvertReport | ValidateReport):
+        label = "Written" if isinstance(report, ConvertReport) else "Validated"
+        facts = [fact for fact in facts if fact.label == label]
+    if facts:
+        return facts[0]
+    return Fact("Result", "fine" if report.ok else "see the findings", Style.GOOD if report.ok else Style.BAD)
+
+
+_SEVERITY_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
+
+
+def sort_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Worst first, otherwise as they came."""
+    return sorted(findings, key=lambda f: _SEVERITY_ORDER[f.severity])
+
+
+def describe_contents(model: ModelFacts) -> str:
+    """Opset, operators, weights and MACs in one line."""
+    opset = model.opsets.get("", model.opsets.get("ai.onnx"))
+    parts = [f"opset {opset}"] if opset is not None else []
+    parts += [plural(model.ops, "operator"), f"{format_bytes(model.weights)} of weights"]
+    if model.macs is not None:
+        parts.append(f"{format_count(model.macs)} MACs")
+    return ", ".join(parts)
+
+
+# ---- verbs ----
+
+
+def _analyze(report: AnalyzeReport) -> list[Fact]:
+    return [
+        _answer(report),
+        _precision(report.decisions),
+        _size(report.size),
+        _casts(report.decisions),
+        _prediction(report.prediction),
+        *_half(report.half),
+        *_evidence(report.evidence),
+    ]
+
+
+def _plan(report: PlanReport) -> list[Fact]:
+    facts = [_precision(report.decisions), _casts(report.decisions), _prediction(report.prediction)]
+    return facts + ([Fact("Plan", report.plan_path)] if report.plan_path else [])
+
+
+def _convert(report: ConvertReport) -> list[Fact]:
+    return [
+        _written(report.output),
+        _precision(report.decisions),
+        _size(report.size),
+        _casts(report.decisions),
+        _prediction(report.prediction),
+        *_checks(report.checks),
+        *_evidence(report.evidence),
+        *_repairs(report.repairs),
+        *validation_facts(report.validation),
+    ]
+
+
+def _validate(report: ValidateReport) -> list[Fact]:
+    files = [
+        Fact("Reference", report.reference, topic=Topic.EVIDENCE),
+        Fact("Candidate", report.candidate, topic=Topic.EVIDENCE),
+    ]
+    return files + _evidence(report.evidence) + validation_facts(report.validation)
+
+
+_FACTS: dict[type[Report], Callable[..., list[Fact]]] = {
+    AnalyzeReport: _analyze,
+    PlanReport: _plan,
+    ConvertReport: _convert,
+    ValidateReport: _validate,
+}
+
+
+# ---- sections ----
+
+
+def _answer(report: AnalyzeReport) -> Fact:
+    decisions = report.decisions
+    total = plural(decisions.fp16 + decisions.mixed + decisions.fp32, "float operator")
+    label = "Can go FP16"
+    if not report.ok:
+        return Fact(label, "no: see the errors below", Style.BAD)
+    if decisions.fp16 + decisions.mixed == 0:
+        return Fact(label, f"no: all {total} stay in FP32", Style.WARN)
+    if decisions.fp32 + decisions.mixed == 0:
+        return Fact(label, f"yes, all {total}", Style.GOOD)
+    return Fact(label, "yes, with some operators kept in FP32", Style.GOOD)
+
+
+def _precision(decisions: DecisionSummary) -> Fact:
+    total = decisions.fp16 + decisions.mixed + decisions.fp32
+    parts = [f"{decisions.fp16} of {plural(total, 'float operator')}"]
+    if decisions.macs_share is not None:
+        parts.insert(0, f"{format_share(decisions.macs_share)} of MACs")
+    if decisions.mixed:
+        parts.append(f"{decisions.mixed} mixed")
+    return Fact("In FP16", ", ".join(parts), topic=Topic.SAVING)
+
+
+def _casts(decisions: DecisionSummary) -> Fact:
+    return Fact("Casts added", str(decisions.casts), topic=Topic.COST)
+
+
+def _size(size: Size) -> Fact:
+    change = f"{-100.0 * size.saving:+.0f} %" if size.weights_before else "no weights"
+    before, after = format_bytes(size.weights_before), format_bytes(size.weights_after)
+    return Fact("Weights", f"{before} -> {after} ({change})", topic=Topic.SAVING)
+
+
+def _prediction(prediction: Prediction | None) -> Fact:
+    label, topic = "Predicted time", Topic.SAVING
+    if prediction is None:
+        return Fact(label, "unknown: the shapes are not known", Style.DIM, topic)
+    times = f"{format_seconds(prediction.fp32_seconds)} -> {format_seconds(prediction.plan_seconds)}"
+    factor = prediction.speedup
+    slower = factor is not None and factor < 1.0
+    speed = "" if factor is None else f" ({factor:.2f}x{': slower' if slower else ''})"
+    text = f"{times}{speed} on {prediction.device_name}, {prediction.method}"
+    return Fact(label, text, Style.WARN if slower else Style.PLAIN, topic)
+
+
+def _half(half: HalfOutcome | None) -> list[Fact]:
+    label = "model.half()"
+    if half is None:
+        return []
+    if half.finite is None:
+        return [Fact(label, f"not tried: {half.note}", Style.DIM)]
+    if not half.finite:
+        where = f" first at {half.first_overflow}" if half.first_overflow else ""
+        kind = f" ({half.first_overflow_type})" if half.first_overflow_type else ""
+        return [Fact(label, f"breaks: NaN or infinity{where}{kind}", Style.BAD)]
+    error = "" if half.rel_l2 is None else f", relative L2 error {format_error(half.rel_l2)}"
+    if half.within_tolerance is False:
+        return [Fact(label, f"finite, but misses the tolerance{error}", Style.WARN)]
+    return [Fact(label, f"stays within tolerance{error}")]
+
+
+def _evidence(evidence: Evidence | None) -> list[Fact]:
+    if evidence is None:
+        return []
+    if evidence.synthetic:
+        seed = "" if evidence.seed is None else f" (seed {evidence.seed})"
+        text = f"{plural(evidence.batches, 'synthetic batch')}{seed}: give --data for a real answer"
+        return [Fact("Evidence", text, Style.WARN, Topic.EVIDENCE)]
+    names = ", ".join(evidence.sources[:2]) + (", ..." if len(evidence.sources) > 2 else "")
+    text = f"{plural(evidence.batches, 'batch')} of your data ({names})"
+    return [Fact("Evidence", text, topic=Topic.EVIDENCE)]
+
+
+def _written(output: OutputFile | None) -> Fact:
+    if output is None:
+        return Fact("Written", "nothing: the tolerance was missed", Style.BAD)
+    data = f" + {plural(len(output.external), 'data file')}" if output.external else ""
+    return Fact("Written", f"{output.path} ({format_bytes(output.nbytes)}{data})", Style.GOOD)
+
+
+def _checks(checks: Sequence[Check]) -> list[Fact]:
+    good = [check.name for check in checks if check.ok]
+    facts = [Fact("Verified", ", ".join(good), Style.GOOD)] if good else []
+    for check in checks:
+        if check.ok is False:
+            facts.append(Fact("Failed", f"{check.name}: {check.detail}", Style.BAD))
+        elif check.ok is None:
+            facts.append(Fact("Not checked", f"{check.name}: {check.detail}", Style.WARN))
+    return facts
+
+
+def _repairs(repairs: Sequence[Repair]) -> list[Fact]:
+    facts = []
+    for repair in repairs:
+        names = ", ".join(repair.ops[:2]) + (", ..." if len(repair.ops) > 2 else "")
+        moved = f"moved {plural(len(repair.ops), 'operator')} to FP32 ({names})"
+        text = f"error {format_error(repair.error)}: {moved}"
+        facts.append(Fact(f"Repair {repair.round}", text, topic=Topic.COST))
+    return facts
+
+
+def validation_facts(result: ValidationResult | None) -> list[Fact]:
+    """The verdict of a comparison and what it rests on; the numbers per output are a table of their own."""
+    if result is None:
+        return [Fact("Validated", "no", Style.WARN)]
+    verdict, style = ("within tolerance", Style.GOOD) if result.ok else ("tolerance missed", Style.BAD)
+    facts = [Fact("Validated", f"{verdict} (rtol {result.rtol:g}, atol {result.atol:g})", style)]
+    for accuracy in result.accuracy:
+        before, after = format_share(accuracy.reference), format_share(accuracy.candidate)
+        text = f"{before} -> {after} (FP32 -> FP16, output {accuracy.output})"
+        facts.append(Fact("Accuracy", text, topic=Topic.COST))
+    facts += [Fact("Note", note, Style.DIM, Topic.EVIDENCE) for note in result.notes]
+    for backend in result.backends:
+        facts += _backend(backend)
+    return facts
+
+
+def _backend(backend: Backend) -> list[Fact]:
+    facts = [Fact("Computed by", backend.description, topic=Topic.EVIDENCE)]
+    facts += [Fact("", limit, Style.DIM, Topic.EVIDENCE) for limit in backend.limits]
+    if backend.fallbacks:
+        names = ", ".join(backend.fallbacks[:2]) + (", ..." if len(backend.fallbacks) > 2 else "")
+        text = f"{plural(len(backend.fallbacks), 'operator')}: {names}"
+        facts.append(Fact("Not on device", text, Style.BAD))
+    return facts
