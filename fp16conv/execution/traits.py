@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from fp16conv.frontends.schemas import find_schema
 
-__all__ = ["is_exact", "needs_fp16"]
+__all__ = ["is_exact", "is_exact_operator", "needs_fp16"]
 
 _STANDARD = ("", "ai.onnx")
 
@@ -70,7 +70,12 @@ integral (every integer part of an FP16 number is one). The others are rounded."
 
 def is_exact(node: ir.Node) -> bool:
     """Whether rounding the outputs again would change nothing."""
-    return node.domain in _STANDARD and node.op_type in _EXACT
+    return is_exact_operator(node.domain, node.op_type)
+
+
+def is_exact_operator(domain: str, op_type: str) -> bool:
+    """Whether an operator's outputs are FP16 numbers when its inputs are."""
+    return domain in _STANDARD and op_type in _EXACT
 
 
 def needs_fp16(node: ir.Node, opset: int) -> bool:

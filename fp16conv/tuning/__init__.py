@@ -1,0 +1,1 @@
+"""Tuning: the fastest plan whose measured error meets a tolerance."""
