@@ -8,7 +8,7 @@ import onnx_ir as ir
 from fp16conv.graph import DataType
 from fp16conv.half import saturate
 
-__all__ = ["Fp16Tensor", "is_external", "retype", "to_ir"]
+__all__ = ["Fp16Tensor", "dtype_attribute", "is_external", "retype", "to_ir"]
 
 
 class Fp16Tensor(ir.LazyTensor):
@@ -53,6 +53,13 @@ def is_external(tensor: ir.TensorProtocol | None) -> bool:
 def to_ir(dtype: DataType) -> ir.DataType:
     """The onnx_ir element type of FLOAT or FLOAT16."""
     return ir.DataType.FLOAT16 if dtype is DataType.FLOAT16 else ir.DataType.FLOAT
+
+
+def dtype_attribute(name: str, dtype: DataType, *, as_text: bool, doc_string: str | None = None) -> ir.Attr:
+    """An attribute that names a dtype: its code, or its name as Cast wants it before opset 6."""
+    if as_text:
+        return ir.Attr(name, ir.AttributeType.STRING, to_ir(dtype).name, doc_string=doc_string)
+    return ir.Attr(name, ir.AttributeType.INT, int(to_ir(dtype)), doc_string=doc_string)
 
 
 def retype(old: ir.TypeProtocol | None, dtype: DataType) -> ir.TypeProtocol | None:

@@ -80,13 +80,21 @@ class Workspace:
         else:
             self.nodes[use.op].replace_input_with(use.slot, value)
 
+    def opset(self, scope: int) -> int:
+        """Version of ai.onnx that nodes inserted into a scope are read with."""
+        imports = self._imports(scope)
+        return imports.get("", imports.get("ai.onnx", self.graph.opsets.get("", CAST_OPSET)))
+
     def _import_onnx(self, scope: int) -> None:
+        imports = self._imports(scope)
+        if "" not in imports and "ai.onnx" not in imports:
+            imports[""] = self.opset(scope)
+
+    def _imports(self, scope: int) -> dict[str, int]:
         parent = self.graph.scopes[scope].parent
         while parent is not None:
             scope, parent = parent, self.graph.scopes[parent].parent
-        imports = self.graphs[scope].opset_imports
-        if "" not in imports and "ai.onnx" not in imports:
-            imports[""] = self.graph.opsets.get("", CAST_OPSET)
+        return self.graphs[scope].opset_imports
 
 
 def open_workspace(loaded: LoadedModel) -> Workspace:

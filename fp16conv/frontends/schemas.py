@@ -1,7 +1,8 @@
 """Operator schemas: which slots belong to which type variable, and what each variable admits.
 
 From `onnx.defs` at the model's opset; for com.microsoft from rules/schemas (generated from ONNX Runtime's own
-schemas). What both leave out (variables that must be equal, or must never change) is in rules/schemas/corrections.toml.
+schemas). What both leave out (variables that must be equal, or must never change) is in
+rules/schemas/corrections.toml.
 """
 
 from __future__ import annotations

@@ -9,16 +9,23 @@ from fp16conv.graph import Container, DataType, ModelGraph, TypeVar
 from fp16conv.planning.plan import Decision, PrecisionPlan
 from fp16conv.rulebook.types import Reason, Verdict
 
-BIT_OPS = ("BitCast",)
 
+def make_plan(
+    graph: ModelGraph, choose: Callable[[TypeVar], bool], *, keep_io_types: bool = True
+) -> PrecisionPlan:
+    """FLOAT16 where `choose` says so, it is legal, and no sequence or optional would need a cast.
 
-def make_plan(graph: ModelGraph, choose: Callable[[TypeVar], bool]) -> PrecisionPlan:
-    """FLOAT16 where `choose` says so, it is legal, and no sequence or optional would need a cast."""
+    What hands one sequence or optional on shares one choice: where the interface may change, that of any.
+    """
     groups = _container_groups(graph)
     legal = dict.fromkeys(groups, True)
     for tv in graph.typevars:
-        legal[groups[tv.id]] &= _is_legal(graph, tv)
+        is_interface = tv.op is None and tv.scope == 0
+        legal[groups[tv.id]] &= tv.admits_fp16 and not (keep_io_types and is_interface)
     decided: dict[int, bool] = {}
+    if not keep_io_types:
+        for tv in graph.typevars:
+            decided[groups[tv.id]] = decided.get(groups[tv.id], False) or choose(tv)
     decisions = []
     for tv in graph.typevars:
         root = groups[tv.id]
@@ -53,12 +60,6 @@ def all_fp32(graph: ModelGraph) -> PrecisionPlan:
 def random_plan(graph: ModelGraph, seed: int, share: float = 0.5) -> PrecisionPlan:
     rng = random.Random(seed)
     return make_plan(graph, lambda tv: rng.random() < share)
-
-
-def _is_legal(graph: ModelGraph, tv: TypeVar) -> bool:
-    if not tv.admits_fp16 or (tv.op is None and tv.scope == 0):
-        return False
-    return tv.op is None or graph.ops[tv.op].op_type not in BIT_OPS
 
 
 def _container_groups(graph: ModelGraph) -> list[int]:

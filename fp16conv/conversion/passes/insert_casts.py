@@ -10,13 +10,14 @@ import onnx_ir as ir
 from fp16conv.conversion.assignment import Assignment
 from fp16conv.conversion.passes.annotate_nodes import describe
 from fp16conv.conversion.passes.convert_sparse import is_sparse_initializer
-from fp16conv.conversion.tensors import retype, to_ir
+from fp16conv.conversion.tensors import dtype_attribute, retype, to_ir
 from fp16conv.conversion.workspace import Workspace
 from fp16conv.errors import PlanError
 from fp16conv.graph import Container, DataType, ScopeKind, Use, ValueKind
 
 __all__ = ["InsertCastsPass"]
 
+CODES_SINCE = 6  # before this opset, Cast names its type in words
 SUFFIX = {DataType.FLOAT: "fp32", DataType.FLOAT16: "fp16"}
 
 
@@ -54,8 +55,11 @@ class InsertCastsPass(ir.passes.InPlacePass):
                 hint="decide one dtype for all operators that hand it on",
             )
         cast = ir.Value()
-        if any(use.op is None for use in uses):
+        in_words = ws.opset(info.scope) < CODES_SINCE
+        if any(use.op is None for use in uses) or in_words:  # inference knows nothing of a Cast in words
             cast.type, cast.shape = retype(source.type, target), source.shape
+        if in_words and cast.type is None:
+            cast.type = ir.TensorType(to_ir(target))
         if any(use.op is None and ws.graph.scopes[use.scope].kind is ScopeKind.MAIN for use in uses):
             if info.kind is ValueKind.INPUT:
                 raise PlanError(
@@ -64,6 +68,8 @@ class InsertCastsPass(ir.passes.InPlacePass):
                     hint="decide one dtype for both",
                 )
             self._hand_over(source, cast)
+            if in_words:
+                source.type = ir.TensorType(to_ir(own))
             source.name = ws.names.take(f"{info.name}__{SUFFIX[own]}")
             cast.name = info.name
             label = ws.names.take(f"{info.name}__{SUFFIX[target]}")
@@ -73,7 +79,7 @@ class InsertCastsPass(ir.passes.InPlacePass):
             "",
             "Cast",
             [source],
-            [ir.AttrInt64("to", int(to_ir(target)))],
+            [dtype_attribute("to", target, as_text=in_words)],
             outputs=[cast],
             name=label,
             metadata_props=describe(self.assignment, self._cause(value, uses, target)),

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from fp16conv.conversion.assignment import Assignment
 from fp16conv.conversion.dtype_attributes import DTYPE_ATTRIBUTES, DtypeAttribute, Form
-from fp16conv.conversion.tensors import Fp16Tensor, retype, to_ir
+from fp16conv.conversion.tensors import Fp16Tensor, dtype_attribute, retype
 from fp16conv.conversion.workspace import Workspace
 from fp16conv.graph import DataType, Op, Use
 
@@ -49,7 +49,8 @@ class RetargetAttributesPass(ir.passes.InPlacePass):
             return False
         doc_string = None if old is None else old.doc_string
         if attribute.form is Form.CODE:
-            new = ir.Attr(attribute.name, ir.AttributeType.INT, int(to_ir(dtype)), doc_string=doc_string)
+            as_text = old is not None and old.type is ir.AttributeType.STRING
+            new = dtype_attribute(attribute.name, dtype, as_text=as_text, doc_string=doc_string)
         elif attribute.form is Form.TENSOR:
             tensor = ir.Tensor(np.zeros(1, np.float32)) if old is None else old.as_tensor()
             if tensor.dtype is not ir.DataType.FLOAT:

@@ -389,3 +389,14 @@ def test_a_sequence_is_never_cast(tmp_path: Path) -> None:
     )
     with pytest.raises(PlanError, match="sequence"):
         convert(loaded, dataclasses.replace(plan, decisions=decisions))
+
+
+def test_before_opset_6_a_cast_names_its_type_in_words(tmp_path: Path) -> None:
+    text = """<ir_version: 3, opset_import: ["": 5]>
+    g (float[2] x) => (float[2] y) { [a] t = Abs(x) [b] y = Neg(t) }"""
+    proto = converted(load_text(tmp_path, text), "a")
+    assert [attribute(n, "to") for n in nodes(proto.graph, "Cast")] == [b"FLOAT16", b"FLOAT"]
+    assert {v.name: v.type.tensor_type.elem_type for v in proto.graph.value_info} == {
+        "x__fp16": HALF,
+        "t__fp32": FLOAT,
+    }
