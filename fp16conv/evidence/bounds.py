@@ -1,0 +1,327 @@
+"""Proven bounds: what values can be at most, for all inputs in their declared ranges, without running.
+
+Abstract interpretation (Cousot and Cousot 1977) over the ModelGraph: `abstract/` holds the domain and one
+transfer function per operator, this module walks scopes, loops and functions. Bounds hold for the FP32
+model as ONNX Runtime computes it, roundings included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fp16conv.errors import UsageError
+from fp16conv.evidence.abstract.call import Call, Shape
+from fp16conv.evidence.abstract.domain import (
+    TOP,
+    Bounds,
+    contain,
+    forget,
+    hull,
+    intersect,
+    interval,
+    is_within,
+    of_array,
+    smallest,
+    top_of,
+)
+from fp16conv.evidence.abstract.table import TRANSFERS
+from fp16conv.evidence.constants import fold_constants
+from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, Scope
+
+__all__ = ["prove_bounds"]
+
+_FLOATING: Final = (DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16, DataType.DOUBLE)
+_COPIES: Final = frozenset(("Identity", "Dropout"))
+
+PATIENCE: Final = 3
+"""Rounds of a loop before its bounds are widened to the next threshold."""
+
+THRESHOLDS: Final = (1.0, 32.0, 1024.0, 32752.0, 1e9)
+"""Where widening stops on its way to infinity, so that it always ends after a few rounds."""
+
+WORK_PER_OP: Final = 50
+"""Evaluations per operator (calls of functions, rounds of nested loops) before everything is given up."""
+
+
+class _TooMuchWork(Exception):
+    """Loops or functions are nested so deep that the evaluation would take too long."""
+
+
+def prove_bounds(
+    graph: ModelGraph,
+    input_ranges: Mapping[str, tuple[float, float]] | None = None,
+    *,
+    shapes: Mapping[int, Sequence[int]] | None = None,
+) -> dict[int, RangeFact]:
+    """Bounds of every value that has finite ones on both sides.
+
+    What is taken for granted: inputs are within their declared ranges (an undeclared one can be anything of
+    its type, infinities and NaN included); indices are valid; shapes in the file are true; open dimensions
+    are at least 1; and a normalization's variance is the mean square of the differences that it divides, as
+    its definition says. Elements that are NaN are left out; `has_nan` says where there may be any.
+
+    Args:
+        graph: the model; every constant is read once, in pieces.
+        input_ranges: (low, high) per input name; an input with a range holds no NaN.
+        shapes: value id -> shape where it is known better than in the file; the bounds then only hold for
+            inputs that give these shapes.
+
+    Returns:
+        Value id -> fact with origin `proven`, ids ascending: floating values, and integers whose bounds
+        are tighter than their type. Constants are left out.
+
+    Raises:
+        UsageError: a range names no input, or is empty.
+    """
+    interpreter = _Interpreter(graph, dict(shapes or {}))
+    interpreter.bind_inputs(dict(input_ranges or {}))
+    try:
+        with np.errstate(all="ignore"):
+            interpreter.run_scope(graph.main, {})
+    except _TooMuchWork:
+        return {}
+    facts = {}
+    for value, bounds in sorted(interpreter.joined.items()):
+        known = graph.values[value]
+        if known.is_constant or not bounds.finite or known.container is not Container.TENSOR:
+            continue
+        if known.dtype not in _FLOATING and not (known.dtype.is_integer and _is_tighter(bounds, known.dtype)):
+            continue
+        tiny = smallest(bounds)
+        facts[value] = RangeFact(
+            bounds.low,
+            bounds.high,
+            Origin.PROVEN,
+            min_abs_nonzero=tiny if tiny > 0 else None,
+            is_integral=bounds.integral,
+            has_nan=bounds.nan,
+        )
+    return facts
+
+
+def _is_tighter(bounds: Bounds, dtype: DataType) -> bool:
+    limits = top_of(dtype)
+    return bounds.low > limits.low or bounds.high < limits.high
+
+
+@dataclass
+class _Interpreter:
+    """Evaluates scopes; `current` is this evaluation's bounds, `joined` those of all evaluations.
+
+    Bindings of `attrs` are the attributes of the function call that is being evaluated.
+    """
+
+    graph: ModelGraph
+    shapes: Mapping[int, Sequence[int]]
+    current: dict[int, Bounds] = field(default_factory=dict)
+    joined: dict[int, Bounds] = field(default_factory=dict)
+    roots: dict[int, int] = field(default_factory=dict)
+    work: int = 0
+
+    def __post_init__(self) -> None:
+        self.folded = fold_constants(self.graph)
+        self._constants: dict[int, Bounds] = {}
+
+    def bind_inputs(self, ranges: dict[str, tuple[float, float]]) -> None:
+        names = {self.graph.values[v].name: v for v in self.graph.main.inputs}
+        for name, (low, high) in ranges.items():
+            if name not in names:
+                known = ", ".join(sorted(names)) or "none"
+                raise UsageError(f"the model has no input '{name}'", hint=f"its inputs: {known}")
+            if not low <= high:
+                raise UsageError(f"the range {low:g} to {high:g} of input '{name}' is empty")
+        for name, value in names.items():
+            dtype = self.graph.values[value].dtype
+            bounds = top_of(dtype)
+            if name in ranges and self.graph.values[value].container is Container.TENSOR:
+                low, high = ranges[name]
+                if dtype in _FLOATING:  # fed numbers are rounded to the input's type
+                    bounds = interval(low - abs(low) * 2.0**-10, high + abs(high) * 2.0**-10)
+                    if dtype in (DataType.FLOAT, DataType.DOUBLE):
+                        bounds = interval(low - abs(low) * 2.0**-24, high + abs(high) * 2.0**-24)
+                    if dtype is DataType.BFLOAT16:
+                        bounds = interval(low - abs(low) * 2.0**-8, high + abs(high) * 2.0**-8)
+                elif dtype.is_integer:
+                    bounds = intersect(bounds, low, high)
+            self.define(value, bounds)
+
+    def define(self, value: int, bounds: Bounds) -> None:
+        """Record what a value can be in this evaluation."""
+        dtype = self.graph.values[value].dtype
+        if np.isnan(bounds.lo).any() or np.isnan(bounds.hi).any():
+            bounds = top_of(dtype)
+        bounds = contain(bounds, dtype)
+        self.current[value] = bounds
+        known = self.joined.get(value)
+        self.joined[value] = bounds if known is None else hull((known, bounds))
+
+    def read(self, value: int | None) -> Bounds | None:
+        if value is None:
+            return None
+        found = self.current.get(value)
+        if found is None:
+            array = self.array(value)
+            found = self._constants.get(value)
+            if found is None and array is not None:
+                exact = value in self.graph.constants or array.dtype.kind != "f"
+                found = self._constants[value] = of_array(array, exact=exact)
+        return top_of(self.graph.values[value].dtype) if found is None else found
+
+    def array(self, value: int | None) -> npt.NDArray[np.generic] | None:
+        if value is None:
+            return None
+        return self.folded[value] if value in self.folded else self.graph.array(value)
+
+    def shape(self, value: int | None) -> Shape | None:
+        if value is None:
+            return None
+        if value in self.shapes:
+            return tuple(int(n) for n in self.shapes[value])
+        declared = self.graph.values[value].shape
+        if declared is None:
+            return None
+        return tuple(d if isinstance(d, int) and d >= 0 else None for d in declared)
+
+    def run_scope(self, scope: Scope, attrs: Mapping[str, object]) -> list[Bounds]:
+        """Evaluate a scope's operators; returns the bounds of its outputs."""
+        for index in scope.ops:
+            self.work += 1
+            if self.work > WORK_PER_OP * len(self.graph.ops) + 1000:
+                raise _TooMuchWork
+            self._run_op(self.graph.ops[index], attrs)
+        return [forget(self.read(v) or TOP) for v in scope.outputs]
+
+    def _run_op(self, op: Op, attrs: Mapping[str, object]) -> None:
+        if all(v is None or v in self.graph.constants for v in op.outputs):
+            return
+        if len(op.outputs) == 1 and op.outputs[0] in self.folded:
+            found = self.read(op.outputs[0])
+            assert found is not None
+            assert op.outputs[0] is not None
+            self.define(op.outputs[0], found)
+            return
+        bound = _bind_attributes(op, attrs)
+        results: Sequence[Bounds | None] = []
+        if op.callee is not None:
+            results = self._call_function(op, bound)
+        elif op.subscopes:
+            results = self._run_bodies(op, attrs)
+        elif bound is not None and op.key in TRANSFERS:
+            call = self._call(bound)
+            found_bounds = TRANSFERS[op.key](call)
+            results = [found_bounds] if isinstance(found_bounds, Bounds) else found_bounds
+            if op.domain == "" and op.op_type in _COPIES and call.roots[0] is not None:
+                assert op.outputs[0] is not None
+                self.roots[op.outputs[0]] = call.roots[0]
+        for slot, value in enumerate(op.outputs):
+            if value is not None:
+                result = results[slot] if slot < len(results) else None
+                self.define(value, top_of(self.graph.values[value].dtype) if result is None else result)
+
+    def _call(self, op: Op) -> Call:
+        values = self.graph.values
+        return Call(
+            op=op,
+            ins=tuple(map(self.read, op.inputs)),
+            roots=tuple(None if v is None else self.roots.get(v, v) for v in op.inputs),
+            shapes=tuple(map(self.shape, op.inputs)),
+            out_shapes=tuple(map(self.shape, op.outputs)),
+            dtypes=tuple(values[v].dtype for v in op.inputs if v is not None),
+            out_dtypes=tuple(DataType.UNKNOWN if v is None else values[v].dtype for v in op.outputs),
+            read=lambda slot: self.array(op.inputs[slot]),
+        )
+
+    def _call_function(self, op: Op, bound: Op | None) -> list[Bounds]:
+        assert op.callee is not None
+        scope = self.graph.scopes[op.callee]
+        given = [self.read(v) for v in op.inputs]
+        for slot, value in enumerate(scope.inputs):
+            found = given[slot] if slot < len(given) else None
+            self.define(value, TOP if found is None else forget(found))
+        return self.run_scope(scope, {} if bound is None else bound.attrs)
+
+    def _run_bodies(self, op: Op, attrs: Mapping[str, object]) -> list[Bounds]:
+        bodies = [self.graph.scopes[s] for s in op.subscopes.values()]
+        ins = [forget(self.read(v) or TOP) for v in op.inputs]
+        if op.op_type == "If" and not op.domain:
+            branches = [self.run_scope(body, attrs) for body in bodies]
+            return [hull(outputs) for outputs in zip(*branches, strict=True)]
+        if op.op_type == "Loop" and not op.domain:
+            limit = ins[0].high if op.inputs[0] is not None else 2.0**63
+            counter = interval(0.0, max(limit, 0.0), integral=True)
+            return self._iterate(bodies[0], attrs, [counter, top_of(DataType.BOOL)], ins[2:], [], 1)
+        if op.op_type == "Scan" and not op.domain and op.opset >= 9:
+            count = op.attrs.get("num_scan_inputs", 1)
+            assert isinstance(count, int)
+            states = ins[: len(ins) - count]
+            slices = [_without_place(b) for b in ins[len(ins) - count :]]
+            return self._iterate(bodies[0], attrs, [], states, slices, 0)
+        for body in bodies:
+            for value in body.inputs:
+                self.define(value, top_of(self.graph.values[value].dtype))
+            self.run_scope(body, attrs)
+        return []
+
+    def _iterate(
+        self,
+        body: Scope,
+        attrs: Mapping[str, object],
+        first: list[Bounds],
+        initial: list[Bounds],
+        slices: list[Bounds],
+        skipped: int,
+    ) -> list[Bounds]:
+        """Loop a body until its carried values stay within their bounds.
+
+        Args:
+            body: inputs are `first`, the carried values, `slices`.
+            attrs: of the function call around.
+            initial: carried values before the first round.
+            skipped: outputs before the carried ones (the condition).
+        """
+        carried, rounds = list(initial), 0
+        while True:
+            for value, bounds in zip(body.inputs, [*first, *carried, *slices], strict=False):
+                self.define(value, bounds)
+            outputs = self.run_scope(body, attrs)[skipped:]
+            after = outputs[: len(carried)]
+            if all(is_within(a, b) for a, b in zip(after, carried, strict=False)):
+                # What is stacked over the rounds has the bounds of one round.
+                final = [hull((a, b)) for a, b in zip(after, initial, strict=False)]
+                return [*final, *map(_without_place, outputs[len(carried) :])]
+            rounds += 1
+            carried = [
+                hull((a, b)) if rounds <= PATIENCE else _widen(b, a)
+                for a, b in zip(after, carried, strict=False)
+            ]
+
+
+def _without_place(b: Bounds) -> Bounds:
+    return interval(b.low, b.high, tiny=smallest(b), integral=b.integral, nan=b.nan)
+
+
+def _widen(old: Bounds, new: Bounds) -> Bounds:
+    """The next threshold on each side that grew."""
+    joined = hull((old, new))
+    lo, hi = old.low, old.high
+    if joined.low < lo:
+        lo = -next((t for t in THRESHOLDS if -t <= joined.low), np.inf)
+    if joined.high > hi:
+        hi = next((t for t in THRESHOLDS if t >= joined.high), np.inf)
+    return interval(lo, hi, integral=joined.integral, nan=joined.nan)
+
+
+def _bind_attributes(op: Op, attrs: Mapping[str, object]) -> Op | None:
+    """Fill in references to attributes of the function call; None where one has no value there."""
+    references = {k: v[1:] for k, v in op.attrs.items() if isinstance(v, str) and v.startswith("@")}
+    if not references:
+        return op
+    if any(name not in attrs for name in references.values()):
+        return None
+    return dataclasses.replace(op, attrs={**op.attrs, **{k: attrs[name] for k, name in references.items()}})

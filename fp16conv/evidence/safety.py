@@ -1,0 +1,123 @@
+"""Which operators are known to stay in the range of FP16, and how it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import Final
+
+from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar
+from fp16conv.half import MAX, SMALLEST_NORMAL
+
+__all__ = ["Safety", "classify", "proven_in_range"]
+
+MARGIN: Final = 2.0
+"""Proven bounds are of the FP32 run; the roundings of FP16 before it get one binade."""
+
+
+class Safety(StrEnum):
+    """What is known of an operator in FP16, best first."""
+
+    PROVEN = "proven safe"
+    OBSERVED = "observed safe"
+    UNKNOWN = "unknown"
+    UNSAFE = "observed unsafe"
+
+
+_RANK: Final = {s: i for i, s in enumerate(Safety)}
+
+_SINGULAR: Final[Mapping[str, int]] = {"Div": 1, "Log": 0, "Pow": 0, "Reciprocal": 0}
+"""Operand that must not round to zero: from there a small number becomes a large one."""
+
+
+def classify(
+    graph: ModelGraph,
+    proven: Mapping[int, RangeFact],
+    observed: Mapping[int, RangeFact],
+    typevars: Collection[int] | None = None,
+) -> dict[int, Safety]:
+    """Say for each operator how it is known to be safe in FP16.
+
+    Safe: all values that it reads and writes in FP16 are below 65504 in magnitude (32752 where that is
+    proven, so that roundings have room). Small numbers make an operator unsafe only where they are divided
+    by, or their logarithm or negative power is taken: the operand must stay a normal FP16 number there,
+    else the operator is at most observed safe, or unknown. Elsewhere an underflow costs an absolute error
+    of 2^-25 and is the rules' concern. NaN that FP32 has too is no failure of FP16.
+
+    Args:
+        graph: the model.
+        proven: facts of `prove_bounds`.
+        observed: facts of constants and of a calibration.
+        typevars: those that are to be FP16; all by default.
+
+    Returns:
+        Operator id -> class, for operators with at least one of the type variables.
+    """
+    result: dict[int, Safety] = {}
+    for op in graph.ops:
+        chosen = [tv for tv in graph.typevars_of(op.id) if typevars is None or tv.id in typevars]
+        if chosen:
+            result[op.id] = _judge(graph, op, chosen, proven, observed)
+    return result
+
+
+def proven_in_range(fact: RangeFact | None, margin: float = 1.0) -> bool:
+    """Whether a proof keeps every number within +-65504 / margin."""
+    return fact is not None and fact.origin is Origin.PROVEN and fact.max_abs * margin <= MAX
+
+
+def _judge(
+    graph: ModelGraph,
+    op: Op,
+    typevars: list[TypeVar],
+    proven: Mapping[int, RangeFact],
+    observed: Mapping[int, RangeFact],
+) -> Safety:
+    worst = Safety.PROVEN
+    values = {v for tv in typevars for v in tv.defs}
+    for tv in typevars:
+        read = (graph.value_at(use) for use in tv.uses)
+        values.update(v.id for v in read if v is not None)
+    for value in values:
+        worst = max(worst, _of_value(proven.get(value), observed.get(value)), key=_RANK.__getitem__)
+    singular = _SINGULAR.get(op.key)
+    if singular is not None and len(op.inputs) > singular:
+        divisor = op.inputs[singular]
+        if divisor is not None and divisor in values and not (op.key == "Pow" and _is_growing(graph, op)):
+            safety = _of_divisor(proven.get(divisor), observed.get(divisor))
+            worst = max(worst, safety, key=_RANK.__getitem__)
+    return worst
+
+
+def _of_value(proof: RangeFact | None, seen: RangeFact | None) -> Safety:
+    if seen is not None and seen.origin is Origin.CONSTANT:
+        return Safety.PROVEN if _fits(seen) else Safety.UNSAFE
+    if proven_in_range(proof, MARGIN):
+        return Safety.PROVEN
+    if seen is None or seen.origin not in (Origin.OBSERVED, Origin.SYNTHETIC):
+        return Safety.UNKNOWN
+    return Safety.OBSERVED if _fits(seen) else Safety.UNSAFE
+
+
+def _fits(fact: RangeFact) -> bool:
+    """Infinities are FP16 numbers; what counts are finite numbers that are not."""
+    if fact.max_abs == float("inf"):
+        return fact.share_overflow == 0.0
+    return fact.max_abs <= MAX
+
+
+def _of_divisor(proof: RangeFact | None, seen: RangeFact | None) -> Safety:
+    if seen is not None and seen.origin is Origin.CONSTANT:
+        least = seen.min_abs_nonzero
+        return Safety.PROVEN if least is None or least >= SMALLEST_NORMAL else Safety.UNKNOWN
+    if proof is not None and max(proof.lo, -proof.hi) >= SMALLEST_NORMAL:
+        return Safety.PROVEN
+    if seen is not None and seen.origin is not Origin.PROVEN:
+        least = seen.min_abs_nonzero
+        return Safety.OBSERVED if least is not None and least >= SMALLEST_NORMAL else Safety.UNKNOWN
+    return Safety.UNKNOWN
+
+
+def _is_growing(graph: ModelGraph, op: Op) -> bool:
+    exponent = graph.array(op.inputs[1])
+    return exponent is not None and bool((exponent >= 0).all())  # type: ignore[operator]
