@@ -12,7 +12,7 @@ from fp16conv.reporting.renderers import RENDERERS
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "unit" / "reporting" / "sample_reports.py"
-SUFFIX = {"text": "txt", "json": "json"}
+SUFFIX = {"text": "txt", "json": "json", "markdown": "md", "sarif": "sarif", "junit": "xml"}
 
 _spec = importlib.util.spec_from_file_location("sample_reports", SOURCE)
 assert _spec is not None

@@ -1,0 +1,129 @@
+"""Markdown renderer: for pull-request comments and job summaries (GitHub Flavored Markdown)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fp16conv.reporting.facts import Topic, facts_of, headline_of, sort_findings
+from fp16conv.reporting.layout import Style
+from fp16conv.reporting.report import DecisionSummary, Report, ValidationResult
+from fp16conv.reporting.sanitize import clip, sanitize
+from fp16conv.reporting.units import format_error, format_share, plural
+
+__all__ = ["render_markdown"]
+
+MAX_ROWS = 20  # per table: a comment is read, not searched
+MAX_TEXT = 300  # columns of a cell
+_MARKS = {Style.GOOD: "✅", Style.BAD: "❌", Style.WARN: "⚠️"}
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~$&]")
+_BREAK = "<!-- -->"  # keeps @name, #1 and addresses from becoming links; renders as nothing
+
+
+def render_markdown(report: Report) -> str:
+    """Render as Markdown: the answer, the facts, what stays FP32, findings, the next command."""
+    head = headline_of(report)
+    mark = _MARKS.get(head.style, "")
+    lines = [f"### {mark} fp16conv: {_prose(head.label)}: {_prose(head.text)}".replace("  ", " "), ""]
+    lines += _table(
+        ("", ""),
+        [
+            (_prose(fact.label), f"{_MARKS.get(fact.style, '')} {_prose(fact.text)}".strip())
+            for fact in facts_of(report)
+            if fact.label and (fact.topic is not Topic.EVIDENCE or fact.label in ("Evidence", "Computed by"))
+        ],
+    )
+    lines += _validation(getattr(report, "validation", None))
+    lines += _kept(getattr(report, "decisions", None))
+    lines += _findings(report)
+    if report.next_command:
+        lines += ["**Next**", "", *_fenced(report.next_command), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _prose(text: str) -> str:
+    r"""Escape text so that it reads as itself and nothing in it links, mentions or formats.
+
+    Example:
+        >>> print(_prose("a|b <img> @me #1"))
+        a&#124;b &#60;img&#62; @<!-- -->me #<!-- -->1
+    """
+    safe = _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", clip(sanitize(text), MAX_TEXT))
+    safe = re.sub(r"([@#])", rf"\1{_BREAK}", re.sub(r"&#(\d+);", "\0\\1;", safe)).replace("\0", "&#")
+    safe = safe.replace("://", f":{_BREAK}//").replace("www.", f"www{_BREAK}.")
+    return re.sub(r"^([-+]|\d+[.])(?=\s)", lambda match: f"{_BREAK}{match[0]}", safe)
+
+
+def _name(text: str) -> str:
+    """A name from the model, in a fixed-width font."""
+    return f"<code>{_prose(text)}</code>" if text else ""
+
+
+def _fenced(command: str) -> list[str]:
+    command = sanitize(command)
+    longest = max((len(run) for run in re.findall(r"`+", command)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}sh", command, fence]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows[:MAX_ROWS]] + _more(len(rows) - MAX_ROWS) + [""]
+
+
+def _more(count: int) -> list[str]:
+    return ["", f"… {plural(count, 'more row')} in the full report"] if count > 0 else []
+
+
+def _kept(decisions: DecisionSummary | None) -> list[str]:
+    if decisions is None or not decisions.kept:
+        return []
+    rows = []
+    for group in decisions.kept:
+        types = ", ".join(f"{name} {count}" for name, count in list(group.op_types.items())[:3])
+        example = _name(group.examples[0]) if group.examples else ""
+        rows.append((str(group.count), _name(group.rule), _prose(types), _prose(group.text), example))
+    kept = sum(group.count for group in decisions.kept)
+    title = f"<summary>What stays FP32, and why ({plural(kept, 'operator')})</summary>"
+    table = _table(("Operators", "Rule", "Types", "Why", "For example"), rows)
+    return ["<details>", title, "", *table, "</details>", ""]
+
+
+def _findings(report: Report) -> list[str]:
+    marks = {"error": "❌ error", "warning": "⚠️ warning", "note": "note"}
+    rows = [
+        (marks[f.severity.value], _name(f.rule), _name(f.where), _prose(f.message), _prose(f.fix))
+        for f in sort_findings(report.findings)
+    ]
+    return ["**Findings**", "", *_table(("", "Rule", "Where", "What", "Fix"), rows)] if rows else []
+
+
+def _validation(result: ValidationResult | None) -> list[str]:
+    if result is None:
+        return []
+    rows = []
+    for backend in result.backends:
+        for output in sorted(backend.outputs, key=lambda o: o.ok):
+            snr = "-" if output.snr_db is None else f"{output.snr_db:.1f}"
+            rows.append(
+                (
+                    "✅ ok" if output.ok else "❌ missed",
+                    _name(output.name),
+                    _prose(backend.name),
+                    format_error(output.rel_l2),
+                    format_error(output.limit),
+                    format_error(output.max_abs),
+                    snr,
+                    "-" if output.top1 is None else format_share(output.top1),
+                    _prose("; ".join(output.problems)),
+                )
+            )
+    header = ("", "Output", "Backend", "rel. L2", "limit", "max abs", "SNR dB", "top-1", "")
+    lines = _table(header, rows)
+    culprits = [(format_share(c.share), _name(c.op), _prose(c.op_type)) for c in result.culprits]
+    if culprits:
+        lines += ["**Operators that add most of the error**", ""]
+        lines += _table(("Share", "Operator", "Type"), culprits)
+    return lines
