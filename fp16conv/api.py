@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Unpack
 
 import fp16conv
 from fp16conv.conversion.loss_guard import refuse_losses
 from fp16conv.conversion.save import check_target
+from fp16conv.errors import UsageError
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
+from fp16conv.frontends.sources import is_torch_source
 from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
@@ -32,15 +36,16 @@ from fp16conv.reporting.report import (
 )
 from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
 from fp16conv.study import InputWords, Options, OptionWords, Study, open_feeds, read_options, start_study
+from fp16conv.tuner import default_cache, tune
 from fp16conv.validation.compare import Provider
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
 
-__all__ = ["analyze", "convert", "load", "plan", "validate"]
+__all__ = ["analyze", "convert", "default_cache", "load", "plan", "tune", "validate"]
 
 PathLike = str | os.PathLike[str]
 Source = PathLike | LoadedModel
-"""A path, or a model that was loaded before."""
+"""A path, `package.module:factory`, or a model that was loaded before."""
 
 MAX_REPAIRS = 3  # rounds of: attribute the error, move the worst to FP32, plan again
 
@@ -80,6 +85,9 @@ def analyze(
         DataError: the data does not fit the model's inputs.
         UsageError: an option is wrong.
     """
+    if is_torch_source(model):
+        report: AnalyzeReport = _torch_verbs().analyze(model, progress=progress, **options)
+        return report
     chosen = read_options(**options)
     with Runtime() as runtime:
         study = start_study(_load(model), chosen, runtime, progress)
@@ -116,6 +124,9 @@ def plan(model: Source, *, progress: Progress | None = None, **options: Unpack[O
     Raises:
         ModelError, DataError, UsageError: as in `analyze`.
     """
+    if is_torch_source(model):
+        made: PrecisionPlan = _torch_verbs().plan(model, progress=progress, **options)
+        return made
     with Runtime() as runtime:
         return start_study(_load(model), read_options(**options), runtime, progress).plan()
 
@@ -162,6 +173,20 @@ def convert(
         ValidationError: the comparison could not run; no file was written.
         ModelError, DataError, UsageError, PlanError: as in `analyze`.
     """
+    if is_torch_source(model):
+        report: ConvertReport = _torch_verbs().convert(
+            model,
+            output,
+            plan=plan,
+            rtol=rtol,
+            atol=atol,
+            validate=validate,
+            allow_out_of_tolerance=allow_out_of_tolerance,
+            allow_integer_changes=allow_integer_changes,
+            progress=progress,
+            **options,
+        )
+        return report
     chosen = read_options(**options)
     loaded = _load(model)
     check_target(Path(output), loaded)
@@ -208,6 +233,17 @@ def validate(
         ValidationError: the comparison could not run.
         ModelError, DataError, UsageError: as in `analyze`.
     """
+    if is_torch_source(reference) and is_torch_source(candidate):
+        compared: ValidateReport = _torch_verbs().validate(
+            reference,
+            candidate,
+            rtol=rtol,
+            atol=atol,
+            allow_integer_changes=allow_integer_changes,
+            progress=progress,
+            **inputs,
+        )
+        return compared
     chosen = read_options(**inputs)
     first, second = _load(reference), _load(candidate)
     with Runtime() as runtime:
@@ -224,6 +260,18 @@ def validate(
         validation=summarize_validation(result),
         findings=find_in_validation(result),
     )
+
+
+def _torch_verbs() -> ModuleType:
+    """The same verbs for PyTorch sources; torch is imported here and nowhere before."""
+    try:
+        return importlib.import_module("fp16conv.fx")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            "PyTorch sources need torch, which is not installed", hint="pip install 'fp16conv[torch]'"
+        ) from None
 
 
 def _tell(progress: Progress | None, step: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
 from fp16conv.execution.fitting import fit_synthetic
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
-from fp16conv.graph import RangeFact
+from fp16conv.graph import ModelGraph, RangeFact
 from fp16conv.planning.costs import CostModel, estimate_costs
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.macs import Shape
@@ -31,10 +32,21 @@ from fp16conv.rulebook.book import RuleBook, load_book
 from fp16conv.rulebook.judge import judge
 from fp16conv.rulebook.types import Authority, Judgement, Reason, Verdict, Verdicts
 
-__all__ = ["InputWords", "OptionWords", "Options", "Study", "open_feeds", "read_options", "start_study"]
+__all__ = [
+    "DEFAULT_TARGET",
+    "InputWords",
+    "OptionWords",
+    "Options",
+    "Study",
+    "StudyBase",
+    "open_feeds",
+    "read_options",
+    "start_study",
+]
 
 Words = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+DEFAULT_TARGET = "onnxruntime-cuda"
 MEMORY_LIMIT = 512 * 2**20  # bytes of intermediate values held while observing
 
 
@@ -92,7 +104,7 @@ class Options:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     input_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     profile: str = "balanced"
-    target: str = "onnxruntime-cuda"
+    target: str = DEFAULT_TARGET
     device: str = "a10"
     keep_fp32: tuple[str, ...] = ()
     force_fp16: tuple[str, ...] = ()
@@ -127,28 +139,24 @@ def read_options(**words: Unpack[OptionWords]) -> Options:
     return Options(**plain)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Study:
-    """A model with all that is known about it.
-
-    Args:
-        loaded: the model and its graph.
-        feeds: the inputs used to observe and to compare.
-        calibration: what the FP32 run over them showed, None where it could not run.
-        unobserved: why there is no calibration, empty otherwise.
-    """
+class StudyBase(ABC):
+    """What follows from a model's graph and what was observed, whatever the model came from."""
 
     options: Options
-    loaded: LoadedModel
     book: RuleBook
     feeds: FeedSource
     calibration: Calibration | None
     unobserved: str
 
+    @property
+    @abstractmethod
+    def graph(self) -> ModelGraph:
+        """The neutral graph."""
+
     @cached_property
     def facts(self) -> dict[int, RangeFact]:
         """Range per value id: constants, and what was observed."""
-        facts = constant_facts(self.loaded.graph)
+        facts = constant_facts(self.graph)
         if self.calibration is not None:
             for value, fact in self.calibration.facts.items():
                 facts.setdefault(value, fact)
@@ -162,14 +170,14 @@ class Study:
     @cached_property
     def costs(self) -> CostModel:
         """Prices on the device the user named."""
-        return estimate_costs(self.loaded.graph, self.shapes, load_device(self.options.device))
+        return estimate_costs(self.graph, self.shapes, load_device(self.options.device))
 
     @cached_property
     def verdicts(self) -> Verdicts:
         """What the rule book says."""
         options = self.options
         return judge(
-            self.loaded.graph,
+            self.graph,
             self.book,
             self.facts,
             profile=options.profile,
@@ -186,12 +194,35 @@ class Study:
             pinned: type variables that measurement moved to FP32, with the reason.
         """
         return make_plan(
-            self.loaded.graph,
+            self.graph,
             _pin(self.verdicts, pinned or {}),
             self.costs,
             rules_digest=self.book.digest,
             options=self.options.recorded(),
         )
+
+
+@dataclass(frozen=True)
+class Study(StudyBase):
+    """A model with all that is known about it.
+
+    Args:
+        loaded: the model and its graph.
+        feeds: the inputs used to observe and to compare.
+        calibration: what the FP32 run over them showed, None where it could not run.
+        unobserved: why there is no calibration, empty otherwise.
+    """
+
+    options: Options
+    loaded: LoadedModel
+    book: RuleBook
+    feeds: FeedSource
+    calibration: Calibration | None
+    unobserved: str
+
+    @property
+    def graph(self) -> ModelGraph:
+        return self.loaded.graph
 
 
 def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:

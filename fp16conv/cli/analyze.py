@@ -18,6 +18,7 @@ from fp16conv.cli.options import (
     rebuild_command,
 )
 from fp16conv.cli.terminal import print_report, show_progress
+from fp16conv.frontends.sources import is_torch_source
 
 __all__ = ["command"]
 
@@ -53,10 +54,17 @@ def command(env: Environment, /, model: str, form: str, **flags: Any) -> int:
     with show_progress(env) as progress:
         report = env.api.analyze(model, progress=progress, **arguments)
     if not report.next_command and report.ok:
-        output = str(Path(model).with_suffix(".fp16.onnx"))
+        output = _suggest_output(model)
         handed_on = {key: value for key, value in flags.items() if key != "memory_limit"}
         report = dataclasses.replace(
             report, next_command=rebuild_command("convert", [model, "-o", output], handed_on)
         )
     print_report(report, form, env)
     return 0 if report.ok else 1
+
+
+def _suggest_output(model: str) -> str:
+    if not is_torch_source(model):
+        return str(Path(model).with_suffix(".fp16.onnx"))
+    stem = model.rpartition(":")[0].rpartition(".")[2] if ":" in model else str(Path(model).with_suffix(""))
+    return f"{stem}.fp16.pt2"

@@ -280,6 +280,9 @@ def _table_size(graph: ModelGraph, op: Op, slot: int) -> int | None:
         table = op.inputs[2 + 2 * slot]  # word embedding for slot 0, segment embedding for slot 1
         if table is not None and (shape := graph.values[table].shape) and isinstance(shape[0], int):
             return shape[0]
+    if op.key == "aten::embedding.default" and slot == 1 and op.inputs[0] is not None:
+        rows = (graph.values[op.inputs[0]].shape or (None,))[0]
+        return rows if isinstance(rows, int) else None
     if op.op_type == "OneHot" and slot == 0 and (depth := graph.array(op.inputs[1])) is not None:
         return int(np.asarray(depth).ravel()[0])
     return None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from fp16conv.graph import DataType, ModelGraph, Op, TypeVar
+from fp16conv.planning.aten import ATEN_FREE, ATEN_PICK
 from fp16conv.planning.devices import Device
 from fp16conv.planning.macs import Shape, ShapeTable, executions, macs
 
@@ -28,9 +29,10 @@ _FREE = frozenset(
         *("SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceAt"),
         *("SequenceLength", "Constant"),
     }
+    | ATEN_FREE
 )
 # These read only the elements they return from their first input.
-_PICK = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
+_PICK = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"}) | ATEN_PICK
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ attention, Einsum. Integer and QLinear products are left out: precision plans do
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from fp16conv.graph import ModelGraph, Op, ScopeKind
+from fp16conv.planning.aten import ATEN_PRODUCTS
 
 __all__ = ["DEFAULT_DIM", "Shape", "ShapeTable", "executions", "macs"]
 
@@ -228,7 +229,54 @@ def _einsum(op: Op, table: ShapeTable) -> int:
     return prod(sizes.values()) * prod(broadcast)
 
 
+def _linear(op: Op, table: ShapeTable) -> int:
+    w, out = table.input(op, 1), table.output(op)
+    return prod(out) * w[-1] if w and out is not None else 0
+
+
+def _added(op: Op, table: ShapeTable) -> int:
+    """A product that is added to the first input."""
+    a, b, out = table.input(op, 1), table.input(op, 2), table.output(op)
+    if not a or not b:
+        return 0
+    batches = a[0] if len(a) == 3 and (out is None or len(out) == 2) else 1  # addbmm sums over the batch
+    return batches * prod(out) * a[-1] if out is not None else 0
+
+
+def _aten_conv(op: Op, table: ShapeTable) -> int:
+    return _conv_transpose(op, table) if op.attrs.get("transposed") else _conv(op, table)
+
+
+def _aten_recurrent(op: Op, table: ShapeTable) -> int:
+    """Every step multiplies each weight matrix once; states have three dimensions, biases one."""
+    x = table.input(op, 0)
+    weights = [table.input(op, slot) for slot in range(1, len(op.inputs)) if op.inputs[slot] is not None]
+    return prod(x[:-1]) * sum(prod(w) for w in weights if w is not None and len(w) == 2) if x else 0
+
+
+def _aten_cell(op: Op, table: ShapeTable) -> int:
+    x = table.input(op, 0)
+    known = [table.input(op, slot) for slot in range(1, len(op.inputs))]
+    weights = [w for w in known if w is not None and len(w) == 2][-2:]
+    return x[0] * sum(prod(w) for w in weights) if x else 0
+
+
+def _aten_einsum(op: Op, table: ShapeTable) -> int:
+    return _einsum(replace(op, inputs=tuple(v for v in op.inputs if v is not None)), table)
+
+
 _Rule = Callable[[Op, ShapeTable], int]
+_ATEN: dict[str, _Rule] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "added": _added,
+    "conv": _aten_conv,
+    "conv_transpose": _conv_transpose,
+    "recurrent": _aten_recurrent,
+    "cell": _aten_cell,
+    "attend": _attend,
+    "einsum": _aten_einsum,
+}
 _MS = "com.microsoft"
 _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _matmul for name in ("MatMul", "Gemm")},
@@ -255,4 +303,5 @@ _RULES: dict[tuple[str, str], _Rule] = {
     },
     (_MS, "Attention"): _packed_attention,
     ("", "Einsum"): _einsum,
+    **{("aten", name): _ATEN[kind] for name, kind in ATEN_PRODUCTS.items()},
 }

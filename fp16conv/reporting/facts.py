@@ -27,6 +27,7 @@ from fp16conv.reporting.report import (
     ValidateReport,
     ValidationResult,
 )
+from fp16conv.reporting.tuning import TuneReport
 from fp16conv.reporting.units import (
     format_bytes,
     format_count,
@@ -77,8 +78,8 @@ def facts_of(report: Report) -> list[Fact]:
 def headline_of(report: Report) -> Fact:
     """The fact that a reader must see if they see only one: the answer to the question of the verb."""
     facts = facts_of(report)
-    if isinstance(report, ConvertReport | ValidateReport):
-        label = "Written" if isinstance(report, ConvertReport) else "Validated"
+    label = _HEADLINES.get(type(report))
+    if label is not None:
         facts = [fact for fact in facts if fact.label == label]
     if facts:
         return facts[0]
@@ -137,6 +138,36 @@ def _convert(report: ConvertReport) -> list[Fact]:
     ]
 
 
+def _tune(report: TuneReport) -> list[Fact]:
+    effort = report.effort
+    if report.met:
+        text, style = f"{report.tolerance:g} met, {format_share(report.nearest)} of it used", Style.GOOD
+    else:
+        text = f"{report.tolerance:g} cannot be met: the nearest plan errs {report.nearest:.3g} times as much"
+        style = Style.BAD
+    runs = f"{plural(effort.runs, 'emulated run')} of at most {effort.max_runs}"
+    runs += f", {effort.reused} known before" if effort.reused else ""
+    runs += f" (one per operator: {effort.exhaustive_runs})"
+    facts = [
+        Fact("Tolerance", text, style),
+        _precision(report.decisions),
+        _size(report.size),
+        _casts(report.decisions),
+        _prediction(report.prediction),
+        *_evidence(report.evidence),
+        Fact("Search", runs + (", out of time" if effort.out_of_time else ""), topic=Topic.EVIDENCE),
+    ]
+    for dtype, label in (("float16", "To FP16"), ("float", "To FP32")):
+        moved = [m for m in report.moved if m.dtype == dtype]
+        if moved:
+            names = ", ".join(m.op for m in moved[:2]) + (", ..." if len(moved) > 2 else "")
+            text = f"{plural(len(moved), 'operator')} against the default plan: {names}"
+            facts.append(Fact(label, text, topic=Topic.COST))
+    if report.wanted:
+        facts += [_written(report.output), *_checks(report.checks), *validation_facts(report.validation)]
+    return facts
+
+
 def _validate(report: ValidateReport) -> list[Fact]:
     files = [
         Fact("Reference", report.reference, topic=Topic.EVIDENCE),
@@ -148,9 +179,13 @@ def _validate(report: ValidateReport) -> list[Fact]:
 _FACTS: dict[type[Report], Callable[..., list[Fact]]] = {
     AnalyzeReport: _analyze,
     PlanReport: _plan,
+    TuneReport: _tune,
     ConvertReport: _convert,
     ValidateReport: _validate,
 }
+
+_HEADLINES: dict[type[Report], str] = {ConvertReport: "Written", ValidateReport: "Validated"}
+"""Label of the fact that answers, where it is not the first."""
 
 
 # ---- sections ----
@@ -205,6 +240,9 @@ def _half(half: HalfOutcome | None) -> list[Fact]:
     label = "model.half()"
     if half is None:
         return []
+    if half.error:
+        where = f" at {half.first_overflow}" if half.first_overflow else ""
+        return [Fact(label, f"raises an error{where}: {half.error}", Style.BAD)]
     if half.finite is None:
         return [Fact(label, f"not tried: {half.note}", Style.DIM)]
     if not half.finite:

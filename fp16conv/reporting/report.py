@@ -212,6 +212,7 @@ class HalfOutcome:
         rel_l2: worst relative L2 error over the outputs, None when not measured.
         within_tolerance: whether plain FP16 would have passed the tolerance, None when not measured.
         note: why it could not be tried, or what limits the statement.
+        error: what it raises instead of giving a result, "" where it runs.
     """
 
     finite: bool | None
@@ -220,6 +221,7 @@ class HalfOutcome:
     rel_l2: float | None = None
     within_tolerance: bool | None = None
     note: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

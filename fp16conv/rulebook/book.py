@@ -95,8 +95,8 @@ def load_book(*user_files: Path) -> RuleBook:
         return table
 
     rules: list[Rule] = []
-    for path in sorted((root / "ops").glob("*.toml")):
-        name = f"ops/{path.name}"
+    for path in (*sorted((root / "ops").glob("*.toml")), *sorted((root / "aten").glob("*.toml"))):
+        name = f"{path.parent.name}/{path.name}"
         rules += parse_rules(read(path, name), name, builtin=True)
     patterns: list[PatternRule] = []
     for path in sorted((root / "patterns").glob("*.toml")):

@@ -8,6 +8,7 @@ from typing import Final
 
 from fp16conv.graph import ModelGraph, Op, Use
 from fp16conv.half import MAX, SMALLEST_NORMAL
+from fp16conv.rulebook.families import family
 from fp16conv.rulebook.numbers import ConstantFigures, ConstantReader
 from fp16conv.rulebook.schema import Role
 
@@ -83,7 +84,7 @@ def classify_constant(graph: ModelGraph, reader: ConstantReader, value: int, use
 def _large_role(
     graph: ModelGraph, reader: ConstantReader, figures: ConstantFigures, op: Op, use: Use, depth: int = DEPTH
 ) -> Role:
-    key = op.key
+    key = family(op)
     if key in _BOUND_SLOTS:
         slots = _BOUND_SLOTS[key]
         if slots is None or use.slot in slots:
@@ -123,7 +124,7 @@ def _is_binary(graph: ModelGraph, value: int | None, depth: int = DEPTH) -> bool
     producer = graph.producer(value)
     if producer is None or not depth:
         return False
-    key, first = producer.key, producer.inputs[0] if producer.inputs else None
+    key, first = family(producer), producer.inputs[0] if producer.inputs else None
     if key == "Cast" and first is not None:
         return str(graph.values[first].dtype) == "bool" or graph.values[first].dtype.is_integer
     if key == "Sub" and first is not None:
@@ -139,9 +140,10 @@ def _is_binary(graph: ModelGraph, value: int | None, depth: int = DEPTH) -> bool
 
 def _is_guard(graph: ModelGraph, op: Op, use: Use) -> bool:
     """Whether a tiny constant keeps a denominator, root or logarithm away from zero."""
-    if op.key == "Clip":
+    key = family(op)
+    if key == "Clip":
         return use.slot == 1 and _reaches(graph, op, GUARDED, LIGHT)
-    if op.key in ("Add", "Max", "Sum", "Where"):
+    if key in ("Add", "Max", "Sum", "Where"):
         return _reaches(graph, op, GUARDED, LIGHT)
     return False
 
@@ -156,9 +158,9 @@ def _reaches(
         for current in front:
             for output in current.outputs:
                 for user in graph.users(output) if output is not None else ():
-                    if user.key in goals:
+                    if family(user) in goals:
                         return True
-                    if user.key in through and user.id not in seen:
+                    if family(user) in through and user.id not in seen:
                         seen.add(user.id)
                         following.append(user)
         front = following
@@ -195,7 +197,7 @@ def trace_masks(graph: ModelGraph, roles: Mapping[tuple[int, Use], Role], reader
         if role is Role.INFINITY and use.op is not None:
             figures = reader.figures(value)
             assert figures is not None
-            bound = graph.ops[use.op].key in ("Clip", "Max", "Min")
+            bound = family(graph.ops[use.op]) in ("Clip", "Max", "Min")
             for side, large in (("low", figures.lo < -MAX), ("high", figures.hi > MAX)):
                 if large or (figures.has_infinity and not bound):
                     sides[side].add(value)
@@ -215,17 +217,18 @@ def _spread(graph: ModelGraph, op: Op, found: set[int]) -> None:
             front += [
                 u
                 for u in graph.users(output)
-                if u.key in MOVES or u.key == "Where" or _damps(graph, u, output)
+                if family(u) in MOVES or family(u) == "Where" or _damps(graph, u, output)
             ]
 
 
 def _damps(graph: ModelGraph, op: Op, value: int) -> bool:
     """Whether an operator scales the value by a constant factor of at most one (and above zero)."""
-    if op.key not in ("Mul", "Div") or len(op.inputs) != 2 or (op.key == "Div" and op.inputs[0] != value):
+    key = family(op)
+    if key not in ("Mul", "Div") or len(op.inputs) != 2 or (key == "Div" and op.inputs[0] != value):
         return False
     other = op.inputs[1] if op.inputs[0] == value else op.inputs[0]
     array = graph.array(other)
     if array is None or array.size != 1:
         return False
     factor = float(array.reshape(-1)[0])
-    return 0 < factor <= 1 if op.key == "Mul" else factor >= 1
+    return 0 < factor <= 1 if key == "Mul" else factor >= 1

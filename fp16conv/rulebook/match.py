@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar, Use
 from fp16conv.half import MAX
+from fp16conv.rulebook.families import family
 from fp16conv.rulebook.infinities import SELECTIONS, MaskFlow, classify_constant, trace_masks
 from fp16conv.rulebook.numbers import ConstantReader, fact_figure, holds, symbols_of, values_of
 from fp16conv.rulebook.schema import ConstantMatch, Context, Match, Profile, Role, Rule, RuleKind, Target
@@ -64,7 +65,9 @@ def _infinite_uses(graph: ModelGraph, hits: Sequence[PatternHit]) -> set[tuple[i
         inside = {graph.typevars[tv].op for tv in hit.typevars}
         for value in hit.saturated:
             users = {
-                op.id for op in graph.users(value) if op.id in inside or (not inside and op.key in SELECTIONS)
+                op.id
+                for op in graph.users(value)
+                if op.id in inside or (not inside and family(op) in SELECTIONS)
             }
             found.update((value, op) for op in users)
     return found
@@ -238,9 +241,12 @@ class Matcher:
 
 
 def _admits_op(match: Match, key: str, op: Op | None) -> bool:
-    if match.op and not any(_equals(key, wanted) for wanted in match.op):
+    keys = {key}
+    if op is not None and (match.constant or match.fact):
+        keys.add(family(op))  # rules about numbers hold for the same arithmetic under another name
+    if match.op and not any(_equals(key, wanted) for wanted in match.op for key in keys):
         return False
-    if match.not_op and any(_equals(key, unwanted) for unwanted in match.not_op):
+    if match.not_op and any(_equals(key, unwanted) for unwanted in match.not_op for key in keys):
         return False
     return not match.domain or (op is not None and op.domain in match.domain)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fp16conv.graph import DataType, ModelGraph, Op, TypeVar
+from fp16conv.rulebook.families import family
 from fp16conv.rulebook.types import Reason
 
 __all__ = ["find_islands", "find_pins"]
@@ -42,7 +43,7 @@ def find_pins(graph: ModelGraph, domains: Collection[str], *, keep_io_types: boo
 
 def _is_narrowing(graph: ModelGraph, op: Op) -> bool:
     return (
-        op.key == "Cast"
+        family(op) == "Cast"
         and bool(op.outputs)
         and op.outputs[0] is not None
         and graph.values[op.outputs[0]].dtype in _HALVES
@@ -52,7 +53,7 @@ def _is_narrowing(graph: ModelGraph, op: Op) -> bool:
 def _is_widening(graph: ModelGraph, op: Op) -> bool:
     source = op.inputs[0] if op.inputs else None
     return (
-        op.key == "Cast"
+        family(op) == "Cast"
         and source is not None
         and not graph.values[source].is_constant
         and graph.values[source].dtype is DataType.FLOAT16
@@ -76,7 +77,7 @@ def find_islands(graph: ModelGraph) -> Mapping[int, Reason]:
             ops = [graph.ops[tv.op] for tv in region if tv.op is not None]
             up = any(_is_widening(graph, op) for op in ops)
             down = any(_is_narrowing(graph, op) for op in ops)
-            inside = any(op.key != "Cast" for op in ops)
+            inside = any(family(op) != "Cast" for op in ops)
             if up and down and inside:
                 found.update({tv.id: reason for tv in region})
     return found
@@ -87,7 +88,7 @@ def _belongs(graph: ModelGraph, tv: TypeVar) -> bool:
     if tv.op is None:
         return False
     op = graph.ops[tv.op]
-    if op.key == "Cast":
+    if family(op) == "Cast":
         return _is_widening(graph, op) or _is_narrowing(graph, op) or not tv.defs
     return True
 
@@ -107,7 +108,7 @@ def _regions(graph: ModelGraph) -> list[list[TypeVar]]:
             source = None if value is None else graph.typevar_of_value(value.id)
             if source is not None:
                 parent[max(root(source.id), root(tv.id))] = min(root(source.id), root(tv.id))
-        if tv.op is not None and graph.ops[tv.op].key != "Cast":
+        if tv.op is not None and family(graph.ops[tv.op]) != "Cast":
             first = graph.ops[tv.op].typevars[0]
             parent[max(root(first), root(tv.id))] = min(root(first), root(tv.id))
     regions: dict[int, list[TypeVar]] = {}

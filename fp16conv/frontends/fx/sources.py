@@ -1,0 +1,215 @@
+"""Where PyTorch programs come from: .pt2 files, `package.module:factory`, objects in memory."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils import _pytree as pytree
+
+from fp16conv.errors import ModelError, UsageError
+from fp16conv.frontends.fx.archive import EXPORT_HINT, check_archive
+from fp16conv.frontends.fx.importer import import_program
+from fp16conv.frontends.fx.program import LoadedProgram
+from fp16conv.frontends.sources import FACTORY
+
+__all__ = ["load_program"]
+
+TorchSource: TypeAlias = str | os.PathLike[str] | torch.nn.Module | ExportedProgram
+
+
+def load_program(
+    source: TorchSource,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    data: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> LoadedProgram:
+    """Load or export a PyTorch program and build its graph.
+
+    Args:
+        source: a .pt2 file (loaded without running code from it), `package.module:factory` (a callable
+            that returns a module, or a module and its example inputs), an ExportedProgram, a GraphModule or
+            an nn.Module. A module is exported in eval mode; it is not changed.
+        args: example inputs of a module.
+        kwargs: example inputs by name.
+        dynamic_shapes: as `torch.export.export` takes them.
+        data: arrays by parameter name, where neither the factory nor the caller gives example inputs.
+        shapes: shapes by parameter name, for floating example inputs where there is no array.
+
+    Raises:
+        ModelError: no torch program, it would run code from a file, or it cannot be exported.
+        UsageError: a module without example inputs; a factory that cannot be imported.
+    """
+    module: torch.nn.Module | None = None
+    call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    name = type(source).__name__
+    if isinstance(source, ExportedProgram):
+        program = source
+    elif isinstance(source, torch.nn.Module):
+        module = source
+    elif FACTORY.fullmatch(os.fspath(source)):
+        name = os.fspath(source)
+        module, args, kwargs = _build(name, args, kwargs)
+    else:
+        name = os.fspath(source)
+        program = _load_file(Path(source))
+    if module is not None:
+        call = _example_inputs(module, name, args, kwargs, data or {}, shapes or {})
+        program = _export(module, call, dynamic_shapes, name)
+    functional = _functionalize(program, name)
+    example = _named_inputs(functional, call or functional.example_inputs)
+    return import_program(functional, name, module=module, example=example, call=call)
+
+
+def _load_file(path: Path) -> ExportedProgram:
+    check_archive(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program: ExportedProgram = torch.export.load(path)
+    except Exception as error:  # torch raises whatever it meets in a malformed file
+        raise ModelError(
+            "cannot be loaded",
+            where=str(path),
+            why=_first_line(error),
+            hint="import what defines its custom operators first, or export it with this version of torch",
+        ) from error
+    program._guards_code = []  # source text that would be compiled; shapes are checked by what runs
+    return program
+
+
+def _build(
+    name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[torch.nn.Module, Sequence[Any] | None, Mapping[str, Any] | None]:
+    path, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        factory: Any = importlib.import_module(path)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+    except (ImportError, AttributeError) as error:
+        hint = "package.module:factory, importable from here"
+        raise UsageError(f"cannot import '{name}'", why=str(error), hint=hint) from error
+    made = factory if isinstance(factory, torch.nn.Module) else _call(factory, name)
+    if isinstance(made, torch.nn.Module):
+        return made, args, kwargs
+    if isinstance(made, tuple) and made and isinstance(made[0], torch.nn.Module) and len(made) in (2, 3):
+        given = made[1] if isinstance(made[1], tuple | list) else (made[1],)
+        named = made[2] if len(made) == 3 else kwargs
+        return made[0], given if args is None else args, named
+    raise UsageError(
+        f"'{name}' returns {type(made).__name__}",
+        hint="return a torch.nn.Module, or (module, example_inputs), or (module, args, kwargs)",
+    )
+
+
+def _call(factory: Callable[[], Any], name: str) -> Any:
+    try:
+        return factory()
+    except Exception as error:
+        raise ModelError("the factory failed", where=name, why=_first_line(error)) from error
+
+
+def _example_inputs(
+    module: torch.nn.Module,
+    name: str,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    data: Mapping[str, np.ndarray[Any, Any]],
+    shapes: Mapping[str, Sequence[int]],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args is not None or kwargs:
+        given = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
+        return given, dict(kwargs or {})
+    found: dict[str, Any] = {}
+    generator = torch.Generator().manual_seed(0)
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.name in data:
+            found[parameter.name] = torch.from_numpy(np.array(data[parameter.name]))
+        elif parameter.name in shapes:
+            found[parameter.name] = torch.randn(tuple(shapes[parameter.name]), generator=generator)
+        elif parameter.default is parameter.empty and parameter.kind in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        ):
+            raise UsageError(
+                f"no example for input '{parameter.name}' of {type(module).__name__}.forward",
+                where=name,
+                hint=f"return (module, example_inputs), give --data, or --shape {parameter.name}=1x3x224x224",
+            )
+    return (), found
+
+
+def _export(
+    module: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], dynamic_shapes: Any, name: str
+) -> ExportedProgram:
+    training = [m for m in module.modules() if m.training]
+    module.eval()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, *call, dynamic_shapes=dynamic_shapes)
+    except Exception as error:  # the model's own code runs here
+        raise ModelError(
+            "torch.export cannot capture the module",
+            where=name,
+            why=_first_line(error),
+            hint="control flow must not depend on numbers: https://docs.pytorch.org/docs/stable/export.html",
+        ) from error
+    finally:
+        for m in training:
+            m.training = True
+
+
+def _functionalize(program: ExportedProgram, name: str) -> ExportedProgram:
+    """No mutation left, composites kept: an empty decomposition table does exactly that."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return program.run_decompositions({})
+    except Exception as error:
+        raise ModelError(
+            "the program cannot be made functional", where=name, why=_first_line(error), hint=EXPORT_HINT
+        ) from error
+
+
+def _named_inputs(program: ExportedProgram, call: Any) -> dict[str, np.ndarray[Any, Any]] | None:
+    """Example inputs by name of the program's input, None where they do not fit."""
+    if call is None:
+        return None
+    specs = [s for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+    args, kwargs = call
+    order = program.call_spec.in_spec
+    names = order.children_specs[1].context if order is not None and len(order.children_specs) == 2 else None
+    ordered = (
+        {k: kwargs[k] for k in names} if isinstance(names, list) and set(names) == set(kwargs) else kwargs
+    )
+    flat = pytree.tree_leaves((tuple(args), ordered))
+    if len(flat) != len(specs):
+        return None
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for spec, value in zip(specs, flat, strict=True):
+        if isinstance(spec.arg, ConstantArgument) or not isinstance(value, torch.Tensor):
+            continue
+        tensor = value.detach().cpu()
+        found[spec.arg.name] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
