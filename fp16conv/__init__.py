@@ -14,11 +14,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fp16conv.api import analyze, convert, load, plan, validate
+    from fp16conv.api import analyze, convert, load, plan, tune, validate
     from fp16conv.errors import Fp16convError
     from fp16conv.graph import DataType, ModelGraph, RangeFact
     from fp16conv.planning.plan import Cast, Decision, PrecisionPlan
     from fp16conv.reporting.report import AnalyzeReport, ConvertReport, Finding, Report, ValidateReport
+    from fp16conv.reporting.tuning import TuneReport
     from fp16conv.rulebook.types import Reason, Verdict
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "RangeFact",
     "Reason",
     "Report",
+    "TuneReport",
     "ValidateReport",
     "Verdict",
     "__version__",
@@ -43,6 +45,7 @@ __all__ = [
     "convert",
     "load",
     "plan",
+    "tune",
     "validate",
 ]
 
@@ -59,12 +62,14 @@ _HOME = {
     "RangeFact": "fp16conv.graph",
     "Reason": "fp16conv.rulebook.types",
     "Report": "fp16conv.reporting.report",
+    "TuneReport": "fp16conv.reporting.tuning",
     "ValidateReport": "fp16conv.reporting.report",
     "Verdict": "fp16conv.rulebook.types",
     "analyze": "fp16conv.api",
     "convert": "fp16conv.api",
     "load": "fp16conv.api",
     "plan": "fp16conv.api",
+    "tune": "fp16conv.api",
     "validate": "fp16conv.api",
 }
 

@@ -1,4 +1,4 @@
-"""One tuning: relax what the evidence allows, search, and keep what was measured."""
+"""The verb `tune`: relax what the evidence allows, search, convert by the plan that won."""
 
 from __future__ import annotations
 
@@ -6,27 +6,198 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 import fp16conv
+from fp16conv.conversion.loss_guard import refuse_losses
+from fp16conv.conversion.save import check_target
 from fp16conv.errors import ValidationError
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
+from fp16conv.frontends.onnx import LoadedModel, load_onnx
+from fp16conv.job import Comparison, ConversionJob, Outcome
 from fp16conv.planning.cut import Charge
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.planner import make_plan
+from fp16conv.reporting.comparison import find_in_validation, summarize_validation
+from fp16conv.reporting.frontier import find_moved, list_frontier, list_roundings
 from fp16conv.reporting.progress import Progress
-from fp16conv.study import Study
+from fp16conv.reporting.report import Evidence, Finding, OutputFile, Severity
+from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
+from fp16conv.reporting.tuning import Effort, TuneReport
+from fp16conv.study import OptionWords, Study, read_options, start_study
 from fp16conv.tuning.meter import Journal, Meter
 from fp16conv.tuning.relaxation import relax
-from fp16conv.tuning.search import Search, TuneResult, max_runs
+from fp16conv.tuning.search import Point, Search, TuneResult, max_runs
+from fp16conv.validation.compare import Provider
 from fp16conv.validation.probe import Probe
 
-__all__ = ["ATOL_SHARE", "default_cache", "tune_study"]
+__all__ = ["ATOL_SHARE", "default_cache", "tune", "tune_study"]
 
 ATOL_SHARE = 1e-3
 """Absolute error that is always fine, as a part of the tolerance: outputs are mostly of the order of 1."""
+
+
+def tune(
+    model: str | os.PathLike[str] | LoadedModel,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    tolerance: float,
+    atol: float | None = None,
+    budget_seconds: float | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    allow_integer_changes: bool = False,
+    provider: Provider = "auto",
+    progress: Progress | None = None,
+    **options: Unpack[OptionWords],
+) -> TuneReport:
+    """Find the fastest plan whose error meets a tolerance on all batches, and convert by it.
+
+    Predicted time is traded against measured error: operators that the rules keep in FP32 are relaxed where
+    this model's numbers show that they are safe and it pays, others go to FP32 where they must. The plan that
+    `convert` makes is a candidate: the result is never predicted slower where that plan is within tolerance.
+
+    Args:
+        model: path of an .onnx file, or a loaded model.
+        output: file to write; None only searches.
+        tolerance: allowed relative L2 error per output.
+        atol: allowed root mean square error per output, on top; a thousandth of the tolerance by default.
+        budget_seconds: stop searching after this time with the best plan so far.
+        cache: folder for measurements, by which an interrupted search goes on; None keeps none.
+        allow_integer_changes: integer outputs may differ.
+        provider: of the final comparison: auto, emulated or cuda. The search itself emulates.
+        progress: told about each run.
+        **options: see `OptionWords`.
+
+    Returns:
+        The report; `report.met` is False where no plan is within tolerance, and no file is written then.
+
+    Raises:
+        ValidationError: the FP32 model does not run.
+        ConversionError: the result is not valid; no file was written.
+        ModelError, DataError, UsageError: as in `analyze`.
+    """
+    chosen = read_options(**options)
+    loaded = load_model(model)
+    if output is not None:
+        check_target(Path(output), loaded)
+    allowed = tolerance * ATOL_SHARE if atol is None else atol
+    with Runtime() as runtime:
+        study = start_study(loaded, chosen, runtime, progress)
+        result = tune_study(
+            study,
+            runtime,
+            rtol=tolerance,
+            atol=allowed,
+            allow_integer_changes=allow_integer_changes,
+            cache=None if cache is None else Path(cache),
+            budget_seconds=budget_seconds,
+            progress=progress,
+        )
+        comparison = Comparison(runtime, provider, tolerance, allowed, allow_integer_changes)
+        outcome, best = _write(study, comparison, result, output, progress)
+        return _report(study, result, outcome, best, tolerance, output is not None)
+
+
+def _write(
+    study: Study,
+    comparison: Comparison,
+    result: TuneResult,
+    output: str | os.PathLike[str] | None,
+    progress: Progress | None,
+) -> tuple[Outcome | None, Point | None]:
+    """Convert by the best plan; by the next one where the file misses what its emulation met."""
+    if output is None or result.best is None:
+        return None, result.best
+    outcome = None
+    for point in (result.best, *result.alternatives[:2]):
+        job = ConversionJob(study, Path(output), comparison, False, progress)
+        outcome = job.run(point.plan, 0)
+        if outcome.files:
+            return outcome, point
+    return outcome, None
+
+
+def _report(
+    study: Study,
+    result: TuneResult,
+    outcome: Outcome | None,
+    best: Point | None,
+    tolerance: float,
+    wanted: bool,
+) -> TuneReport:
+    nearest = min(result.points, key=lambda p: p.reading.worst, default=None)
+    shown = best or nearest
+    plan = result.default if shown is None else shown.plan
+    graph, options = study.loaded.graph, study.options
+    findings = []
+    if best is None and shown is not None:
+        text = f"no plan errs less than {shown.reading.worst:.3g} times the allowed error"
+        fix = "raise --tolerance, or give up what forces operators into FP16"
+        findings.append(Finding(Severity.ERROR, "tolerance-missed", graph.source, text, fix))
+    if study.feeds.origin == "synthetic":
+        text = "made-up inputs relax no rule: with --data the search can"
+        findings.append(Finding(Severity.NOTE, "synthetic-evidence", graph.source, text))
+    validation, written = None, None
+    if outcome is not None and outcome.result is not None:
+        validation = summarize_validation(outcome.result)
+        findings += find_in_validation(outcome.result)
+    if outcome is not None and outcome.files:
+        first, *external = outcome.files
+        nbytes = sum(file.stat().st_size for file in outcome.files)
+        written = OutputFile(str(first), nbytes, tuple(map(str, external)))
+    synthetic = study.feeds.origin == "synthetic"
+    proto = study.loaded.proto
+    return TuneReport(
+        tool_version=fp16conv.__version__,
+        options=dict(plan.options),
+        model=describe_model(
+            graph,
+            ir_version=proto.ir_version,
+            producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+            macs=sum(study.costs.macs.values()) or None,
+        ),
+        decisions=summarize_decisions(plan, study.costs.macs),
+        size=read_size(plan),
+        prediction=read_prediction(plan, study.costs.device),
+        evidence=Evidence(
+            synthetic,
+            len(study.feeds),
+            options.data,
+            options.seed if synthetic else None,
+            study.feeds.describe(),
+        ),
+        output=written,
+        checks=outcome.checks if outcome is not None else (),
+        validation=validation,
+        tolerance=tolerance,
+        met=best is not None,
+        nearest=shown.reading.worst if shown is not None else 0.0,
+        wanted=wanted,
+        frontier=list_frontier(result.points, best),
+        effort=Effort(
+            runs=result.runs,
+            reused=result.reused,
+            max_runs=result.max_runs,
+            exhaustive_runs=sum(bool(op.typevars) for op in graph.ops),
+            out_of_time=result.out_of_time,
+        ),
+        moved=find_moved(result.default, plan),
+        roundings=list_roundings(graph, result),
+        findings=tuple(findings),
+    )
+
+
+def load_model(model: str | os.PathLike[str] | LoadedModel) -> LoadedModel:
+    """Read an .onnx file and check that nothing in it would be lost."""
+    if isinstance(model, LoadedModel):
+        return model
+    loaded = load_onnx(model)
+    refuse_losses(loaded.proto, str(model))
+    return loaded
 
 
 def default_cache() -> Path:
@@ -135,7 +306,7 @@ def _digest(feeds: FeedSource) -> str:
     return digest.hexdigest()
 
 
-def _arrays(item: object) -> Iterable[np.ndarray]:
+def _arrays(item: object) -> Iterable[npt.NDArray[Any]]:
     if isinstance(item, list | tuple):
         for part in item:
             yield from _arrays(part)

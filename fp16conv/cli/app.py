@@ -28,6 +28,7 @@ VERBS = {
     "analyze": "Audit a model: what can run in FP16, what not, and why.",
     "plan": "Write the decisions and their reasons to a file.",
     "convert": "Convert a model: plan, convert, verify, validate, save.",
+    "tune": "Find the fastest plan that meets an accuracy target.",
     "validate": "Compare a converted model with its FP32 original.",
     "rules": "List, explain and check the rules behind the decisions.",
     "doctor": "Show what this machine can run and whether it works.",
@@ -41,6 +42,7 @@ Examples:
   fp16conv analyze model.onnx
   fp16conv analyze model.onnx --data batches/ --format json
   fp16conv convert model.onnx -o model.fp16.onnx --data batches/
+  fp16conv tune model.onnx -o model.fp16.onnx --data batches/ --tolerance 0.003
   fp16conv validate model.onnx model.fp16.onnx --data batches/
   fp16conv rules explain exp-overflow
 

@@ -21,8 +21,10 @@ from fp16conv.reporting.report import (
     ValidationResult,
 )
 from fp16conv.reporting.sanitize import clip, display_width, sanitize
+from fp16conv.reporting.tuning import FrontierPoint, TuneReport
 from fp16conv.reporting.units import (
     format_error,
+    format_seconds,
     format_share,
     plural,
 )
@@ -36,6 +38,7 @@ _GROUPS = 5
 _FINDINGS = 2
 _KEPT_ROOM = 12  # lines, beside the measurements of a conversion
 _OUTPUTS = 12
+_PLANS = 7
 _NAMES = 2
 
 _SEVERITY_STYLE = {Severity.ERROR: Style.BAD, Severity.WARNING: Style.WARN, Severity.NOTE: Style.DIM}
@@ -86,6 +89,45 @@ def _convert(report: ConvertReport, full: bool) -> list[Line]:
     return lines + _kept(report.decisions, None if full else _KEPT_ROOM) + tail
 
 
+def _tune(report: TuneReport, full: bool) -> list[Line]:
+    lines = [*_model(report.model), line(), *_facts(report), *_frontier(report.frontier, full)]
+    if report.roundings:
+        lines += [line(), heading("Roundings that add most error (of what is allowed)")]
+        for rounding in report.roundings if full else report.roundings[:_GROUPS]:
+            name = f"{rounding.what} of {rounding.op}" + (
+                f" ({rounding.op_type})" if rounding.op_type else ""
+            )
+            name += "" if rounding.resolved else ", with neighbours"
+            lines.append(line(f"{format_share(rounding.used):>9}  ", clip(sanitize(name), WIDTH - 12)))
+    return lines + _findings(report.findings, full) + _next(report.next_command)
+
+
+def _frontier(points: Sequence[FrontierPoint], full: bool) -> list[Line]:
+    head = f"{'rel. L2':>9}{'of allowed':>12}{'predicted':>11}{'speedup':>9}{'casts':>7}{'FP16 MACs':>11}"
+    head += "  found by"
+    lines = [line(), heading(f"  {head}")]
+    shown = list(points) if full else _around(points)
+    for point in shown:
+        numbers = (
+            f"{format_error(point.error):>9}{format_share(point.used) if point.used < 100 else '-':>12}"
+            f"{format_seconds(point.seconds):>11}{point.speedup:>8.2f}x{point.casts:>7}"
+            f"{format_share(point.macs_share):>11}  "
+        )
+        style = Style.STRONG if point.chosen else Style.PLAIN if point.ok else Style.DIM
+        lines.append(line("> " if point.chosen else "  ", (numbers + clip(point.origin, 15), style)))
+    if len(points) > len(shown):
+        more = plural(len(points) - len(shown), "more plan")
+        lines.append(line((f"  {more}: see -v or --format json", Style.DIM)))
+    return lines
+
+
+def _around(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+    """The plans next to the chosen one."""
+    chosen = next((i for i, point in enumerate(points) if point.chosen), len(points) - 1)
+    first = max(min(chosen - _PLANS // 2, len(points) - _PLANS), 0)
+    return list(points[first : first + _PLANS])
+
+
 def _validate(report: ValidateReport, full: bool) -> list[Line]:
     lines = _facts(report) + _validation(report.validation, full)
     return lines + _findings(report.findings, full) + _next(report.next_command)
@@ -94,6 +136,7 @@ def _validate(report: ValidateReport, full: bool) -> list[Line]:
 _LAYOUTS: dict[type[Report], Callable[..., list[Line]]] = {
     AnalyzeReport: _analyze,
     PlanReport: _plan,
+    TuneReport: _tune,
     ConvertReport: _convert,
     ValidateReport: _validate,
 }

@@ -33,6 +33,7 @@ MARGIN: Final = 0.9
 """Part of the allowed error that a tuned plan may use: other data may be a bit worse."""
 
 _SINGLES: Final = 64  # type variables between two plans up to which each is tried alone
+_SHOWN: Final = 8  # plans of the frontier that a report should show
 _FILLS: Final = 8  # regions moved back to FP16 and measured, at most
 
 
@@ -68,6 +69,7 @@ class TuneResult:
     """What a search found.
 
     Args:
+        default: the plan of the rules alone.
         best: the fastest plan within tolerance, None where no plan is.
         alternatives: further plans within tolerance, in order of preference.
         points: every measured plan, fastest first.
@@ -78,6 +80,7 @@ class TuneResult:
         out_of_time: whether the time ran out.
     """
 
+    default: PrecisionPlan
     best: Point | None
     alternatives: tuple[Point, ...]
     points: tuple[Point, ...]
@@ -134,6 +137,8 @@ class Search:
         self._bisect(candidates)
         meter.step = "moving regions back to FP16"
         self._fill(charges)
+        meter.step = "measuring more of the frontier"
+        self._spread(candidates)
         return self._result(sensitivity)
 
     def _try(self, plan: PrecisionPlan, origin: str) -> Point | None:
@@ -248,6 +253,14 @@ class Search:
                 return None if current == inside else current
             _, current, error, cost = best
 
+    def _spread(self, candidates: Sequence[Candidate]) -> None:
+        """Measure plans spread evenly over the frontier, for the report."""
+        steps = max(len(candidates) - 1, 1)
+        wanted = sorted({round(i * steps / (_SHOWN - 1)) for i in range(_SHOWN)})
+        for index in wanted:
+            if index < len(candidates) and fp16_of(candidates[index].plan):
+                self._try(candidates[index].plan, candidates[index].origin)
+
     def _cost(self, fp16: frozenset[int]) -> int:
         dtypes = {v.id: DataType.FLOAT16 if v.id in fp16 else DataType.FLOAT for v in self._graph.typevars}
         return assignment_cost(self._graph, self._costs, dtypes)
@@ -262,6 +275,7 @@ class Search:
         ranked = [*sorted(safe, key=speed), *sorted(tight, key=lambda p: p.reading.worst)]
         meter = self._meter
         return TuneResult(
+            default=self._default,
             best=ranked[0] if ranked else None,
             alternatives=tuple(ranked[1:]),
             points=tuple(points),
