@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import os
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from fp16conv.conversion.loss_guard import refuse_losses
 from fp16conv.conversion.save import check_target
 from fp16conv.errors import UsageError
 from fp16conv.execution.feeds import FeedSource
-from fp16conv.execution.runtime import Runtime
+from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.frontends.sources import is_torch_source
 from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
@@ -22,6 +24,8 @@ from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.serialize import bind_plan, load_plan
 from fp16conv.reporting.comparison import find_in_validation, summarize_validation
+from fp16conv.reporting.details import Details
+from fp16conv.reporting.inventory import list_converted
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import (
     AnalyzeReport,
@@ -35,9 +39,19 @@ from fp16conv.reporting.report import (
     ValidateReport,
 )
 from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
-from fp16conv.study import InputWords, Options, OptionWords, Study, open_feeds, read_options, start_study
+from fp16conv.study import (
+    InputWords,
+    Options,
+    OptionWords,
+    Study,
+    list_details,
+    open_feeds,
+    read_options,
+    start_study,
+)
 from fp16conv.tuner import default_cache, tune
 from fp16conv.validation.compare import Provider
+from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
 
@@ -97,6 +111,7 @@ def analyze(
         if study.calibration is not None:
             _tell(progress, "trying model.half()")
             half = _summarize_half(what_half_does(study.loaded, study.feeds, runtime, facts=study.facts))
+        details = _details(study, made, runtime, progress)
     return AnalyzeReport(
         tool_version=fp16conv.__version__,
         options=chosen.recorded(),
@@ -107,6 +122,7 @@ def analyze(
         half=half,
         evidence=_evidence(study.feeds, chosen, study.calibration.batches if study.calibration else 0),
         findings=tuple(_findings(study, made, half)),
+        details=details,
     )
 
 
@@ -200,7 +216,8 @@ def convert(
             comparison = Comparison(runtime, provider, rtol, atol, allow_integer_changes)
         job = ConversionJob(study, Path(output), comparison, allow_out_of_tolerance, progress)
         outcome = job.run(given, MAX_REPAIRS if repair and given is None else 0)
-        return _report_conversion(study, comparison, outcome)
+        report = _report_conversion(study, comparison, outcome)
+        return dataclasses.replace(report, details=_details(study, outcome.plan, runtime, progress))
 
 
 def validate(
@@ -251,6 +268,7 @@ def validate(
         _tell(progress, "comparing")
         comparison = Comparison(runtime, provider, rtol, atol, allow_integer_changes)
         result = comparison.run(first, second, feeds)
+        details = _details_of_pair(first, second, feeds, chosen, runtime) if chosen.details else None
     return ValidateReport(
         tool_version=fp16conv.__version__,
         options=chosen.recorded(),
@@ -259,6 +277,24 @@ def validate(
         evidence=_evidence(feeds, chosen, result.batches),
         validation=summarize_validation(result),
         findings=find_in_validation(result),
+        details=details,
+    )
+
+
+def _details_of_pair(
+    reference: LoadedModel, candidate: LoadedModel, feeds: FeedSource, options: Options, runtime: Runtime
+) -> Details:
+    """The candidate's operators, and how far each value is from the one of the same name in the reference."""
+    named: dict[str, float] = {}
+    batch = next(iter(feeds), None)
+    if batch is not None:
+        with contextlib.suppress(RuntimeFailure):
+            errors = errors_of_model(reference, candidate, batch, runtime, memory_limit=options.memory_limit)
+            named = {reference.graph.values[v].name: error for v, error in errors.items()}
+    return list_converted(
+        candidate.graph,
+        errors=named,
+        error_note="the first batch, the candidate emulated: every FP16 tensor is rounded",
     )
 
 
@@ -272,6 +308,15 @@ def _torch_verbs() -> ModuleType:
         raise UsageError(
             "PyTorch sources need torch, which is not installed", hint="pip install 'fp16conv[torch]'"
         ) from None
+
+
+def _details(
+    study: Study, made: PrecisionPlan, runtime: Runtime, progress: Progress | None
+) -> Details | None:
+    if not study.options.details:
+        return None
+    _tell(progress, "measuring every value")
+    return list_details(study, made, runtime)
 
 
 def _tell(progress: Progress | None, step: str) -> None:

@@ -21,16 +21,19 @@ from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
 from fp16conv.execution.fitting import fit_synthetic
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
-from fp16conv.graph import ModelGraph, RangeFact
+from fp16conv.graph import DataType, ModelGraph, RangeFact
 from fp16conv.planning.costs import CostModel, estimate_costs
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.macs import Shape
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.planner import make_plan
+from fp16conv.reporting.details import Details
+from fp16conv.reporting.inventory import list_operators
 from fp16conv.reporting.progress import Progress
 from fp16conv.rulebook.book import RuleBook, load_book
 from fp16conv.rulebook.judge import judge
 from fp16conv.rulebook.types import Authority, Judgement, Reason, Verdict, Verdicts
+from fp16conv.validation.depth import errors_of_plan
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -64,6 +67,7 @@ class InputWords(TypedDict, total=False):
         seed: of made-up inputs, default 0.
         labels: array in the data files that holds class labels, to report accuracy.
         memory_limit: bytes of intermediate values held while observing, default 512 MiB.
+        details: list every operator in the report, with reasons, ranges and errors; default False.
     """
 
     data: Words
@@ -72,6 +76,7 @@ class InputWords(TypedDict, total=False):
     seed: int
     labels: str
     memory_limit: int
+    details: bool
 
 
 class OptionWords(InputWords, total=False):
@@ -113,11 +118,12 @@ class Options:
     seed: int = 0
     labels: str = ""
     memory_limit: int = MEMORY_LIMIT
+    details: bool = False
 
     def recorded(self) -> dict[str, object]:
         """The options that shape a plan, as JSON data; files enter by name only."""
         options = asdict(self)
-        del options["memory_limit"], options["labels"]
+        del options["memory_limit"], options["labels"], options["details"]
         options["data"] = [Path(p).name for p in self.data]
         options["rules"] = [Path(p).name for p in self.rules]
         return options
@@ -298,3 +304,40 @@ def _observe(
         return calibrate(loaded, runtime, feeds, memory_limit=options.memory_limit), ""
     except ValidationError as error:
         return None, str(error)
+
+
+def list_details(study: Study, plan: PrecisionPlan, runtime: Runtime) -> Details:
+    """Every operator with its reasons, observed ranges, and error under the plan on the first batch.
+
+    Args:
+        study: the model and what is known about it.
+        plan: the plan in question.
+        runtime: runs the FP32 model and the emulated plan.
+    """
+    seen = study.calibration
+    errors: dict[int, float] = {}
+    batch = next(iter(study.feeds), None) if seen is not None else None
+    if batch is not None:
+        chosen = plan.dtypes
+        dtypes = [chosen.get(t.id, DataType.FLOAT) for t in study.loaded.graph.typevars]
+        with contextlib.suppress(RuntimeFailure):
+            errors = errors_of_plan(
+                study.loaded,
+                dtypes,
+                batch,
+                runtime,
+                saturated=tuple(plan.saturated),
+                shapes=study.shapes,
+                memory_limit=study.options.memory_limit,
+            )
+    return list_operators(
+        study.loaded.graph,
+        plan,
+        study.book,
+        facts=study.facts,
+        histograms=seen.histograms if seen is not None else None,
+        shapes=study.shapes,
+        macs=study.costs.macs,
+        errors=errors,
+        error_note="the first batch, the plan emulated: every FP16 tensor is rounded",
+    )

@@ -1,7 +1,8 @@
 """The Report: what an analysis, a conversion or a validation found out, as frozen data.
 
 JSON is the dump of these classes with a `schema` field; every other format renders the same data. Sizes are
-in bytes, times in seconds, shares between 0 and 1. This module imports the standard library only.
+in bytes, times in seconds, shares between 0 and 1. This module
+and `details` import the standard library only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import ClassVar
+
+from fp16conv.reporting.details import Details
 
 __all__ = [
     "Accuracy",
@@ -383,7 +386,12 @@ class OutputFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Common head of all reports. `next_command` is what a user would type now ("" if nothing)."""
+    """Common head of all reports.
+
+    Args:
+        next_command: what a user would type now, "" if nothing.
+        details: every operator, where they were asked for.
+    """
 
     derived: ClassVar[tuple[str, ...]] = ("ok",)
     schema: str
@@ -391,6 +399,7 @@ class Report:
     options: Mapping[str, object] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     next_command: str = ""
+    details: Details | None = None
 
     @property
     def ok(self) -> bool:
@@ -398,9 +407,11 @@ class Report:
         return all(f.severity is not Severity.ERROR for f in self.findings)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON values, `schema` first."""
+        """Plain JSON values, `schema` first; details that were not asked for are left out."""
         values = dump(self)
         assert isinstance(values, dict)
+        if self.details is None:
+            del values["details"]
         result: dict[str, object] = {"schema": self.schema}
         result.update(values)
         return result
