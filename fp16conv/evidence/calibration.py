@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fp16conv.evidence.constants import MOVES
 from fp16conv.evidence.summary import RangeSummary
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
-from fp16conv.execution.taps import MEMORY_LIMIT, tap
+from fp16conv.execution.taps import MEMORY_LIMIT, tap_inside
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.graph import Container, DataType, Origin, RangeFact
+from fp16conv.graph import Container, DataType, ModelGraph, Origin, RangeFact
 
 __all__ = ["Calibration", "calibrate", "observe"]
 
@@ -33,8 +34,11 @@ class Calibration:
             non-zero magnitudes (the end bins hold what lies beyond).
         batches: number of batches run.
         origin: OBSERVED on the user's data, SYNTHETIC on made-up inputs.
-        unobserved: FLOAT values (no constants) that no batch reached: untaken branches, subgraph and
-            function interiors, empty tensors.
+        unobserved: FLOAT values (no constants) that no batch reached: bodies of loops, branches
+            that fail on the data, functions that are not called, empty tensors.
+        untaken: values that the model itself never computed on this data, because they lie in branches that
+            no batch takes. Their facts and shapes say what the branch would compute on this data: enough to
+            judge its precision, no statement about the data.
     """
 
     facts: Mapping[int, RangeFact]
@@ -43,6 +47,7 @@ class Calibration:
     batches: int
     origin: Origin
     unobserved: tuple[int, ...]
+    untaken: tuple[int, ...] = ()
 
 
 def calibrate(
@@ -77,16 +82,17 @@ def observe(
     """Like `calibrate`, for batches that are no FeedSource; they are iterated several times."""
     graph = loaded.graph
     wanted = [v.id for v in graph.values if not v.is_constant and v.container is Container.TENSOR]
-    summaries: dict[int, RangeSummary] = {}
-    shapes: dict[int, Shape] = {}
+    known, untaken = _Collection(), _Collection()
     seen: set[int] = set()
-    for batch, value, array in tap(loaded, runtime, batches, wanted, memory_limit):
-        seen.add(batch)
-        shape = tuple(int(n) for n in array.shape)
-        if value not in shapes or math.prod(shape) > math.prod(shapes[value]):
-            shapes[value] = shape
-        if graph.values[value].dtype is DataType.FLOAT:
-            summaries.setdefault(value, RangeSummary()).update(array)
+    for reading in tap_inside(loaded, runtime, batches, wanted, memory_limit):
+        seen.add(reading.batch)
+        collection = known if reading.taken else untaken
+        is_float = graph.values[reading.value].dtype is DataType.FLOAT
+        collection.add(reading.value, reading.array, is_float=is_float)
+    # What the model really computes comes first: a branch that some batch takes is judged by those batches.
+    summaries = untaken.summaries | known.summaries
+    shapes = untaken.shapes | known.shapes
+    _follow_moves(graph, summaries)
     facts: dict[int, RangeFact] = {}
     for value in sorted(summaries):
         if (fact := summaries[value].fact(origin)) is not None:
@@ -102,4 +108,28 @@ def observe(
             for v in graph.values
             if v.dtype is DataType.FLOAT and not v.is_constant and v.id not in facts
         ),
+        untaken=tuple(sorted(untaken.shapes.keys() - known.shapes.keys())),
     )
+
+
+def _follow_moves(graph: ModelGraph, summaries: dict[int, RangeSummary]) -> None:
+    """What only moves numbers has the range of its input, also where it could not be read."""
+    for op in graph.ops:
+        source, target = op.inputs[0] if op.inputs else None, op.outputs[0] if op.outputs else None
+        if op.key not in MOVES or source not in summaries or target is None or target in summaries:
+            continue
+        if graph.values[target].dtype is DataType.FLOAT:
+            summaries[target] = summaries[source]
+
+
+class _Collection:
+    def __init__(self) -> None:
+        self.summaries: dict[int, RangeSummary] = {}
+        self.shapes: dict[int, Shape] = {}
+
+    def add(self, value: int, array: npt.NDArray[Any], *, is_float: bool) -> None:
+        shape = tuple(int(n) for n in array.shape)
+        if value not in self.shapes or math.prod(shape) > math.prod(self.shapes[value]):
+            self.shapes[value] = shape
+        if is_float:
+            self.summaries.setdefault(value, RangeSummary()).update(array)

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from fp16conv.evidence.summary import RangeSummary
 from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact
 
-__all__ = ["attribute_facts", "constant_facts", "fold_constants", "summarize_constants"]
+__all__ = ["MOVES", "attribute_facts", "constant_facts", "fold_constants", "summarize_constants"]
 
 Array = npt.NDArray[np.generic]
 
 FOLD_LIMIT: Final = 1 << 16  # elements of the largest value that is folded
 
 # Operators that only move numbers: the summary of the input is the summary of the output.
-_MOVES: Final = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Dropout"})
+MOVES: Final = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten", "Dropout"})
 
 _NUMPY_DTYPE: Final = {
     DataType.FLOAT: np.float32,
@@ -73,7 +73,7 @@ def summarize_constants(graph: ModelGraph) -> dict[int, RangeSummary]:
             continue
         if target in folded:
             summaries[target] = _summarize(folded[target])
-        elif op.domain == "" and op.op_type in _MOVES and source in summaries:
+        elif op.domain == "" and op.op_type in MOVES and source in summaries:
             summaries[target] = summaries[source]
         elif op.domain == "" and op.op_type == "ConstantOfShape":
             summaries[target] = _summarize(_fill_value(op).astype(np.float32))

@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from fp16conv.execution.bodies import OpenedModel, has_bodies, is_readable, open_bodies
 from fp16conv.execution.retyping import complete_types
 from fp16conv.execution.runtime import Runtime, RuntimeFailure, SessionHandle
 from fp16conv.execution.staging import share_weights
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.graph import Container, DataType, ModelGraph
+from fp16conv.graph import ModelGraph
 
-__all__ = ["MEMORY_LIMIT", "observable", "tap", "tap_model"]
+__all__ = ["MEMORY_LIMIT", "Reading", "observable", "tap", "tap_inside", "tap_model"]
 
 MEMORY_LIMIT = 512 * 2**20  # bytes of tapped values held at a time
-_UNKNOWN_SIZE = 16  # values of unknown size per chunk, until one batch has shown their sizes
+_UNKNOWN_SIZE = 16  # values of unknown size in the first chunk; it shows how large values are in this model
+_LEAST_SIZE = 2**22  # bytes: what a value of unknown size is taken for at least, later
+_TRIES = 32  # branches that may turn out not to run on the data, one after the other
+_ALONE = 12  # branches tried one by one where the runtime does not tell which one fails
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value on a batch.
+
+    Args:
+        batch: index of the batch.
+        value: value id.
+        array: its numbers.
+        taken: False where the model would not have computed it: an If around it chose the other branch.
+    """
+
+    batch: int
+    value: int
+    array: npt.NDArray[Any]
+    taken: bool
 
 
 def observable(graph: ModelGraph, values: Iterable[int]) -> tuple[int, ...]:
@@ -33,19 +55,7 @@ def observable(graph: ModelGraph, values: Iterable[int]) -> tuple[int, ...]:
         Those ids that can be read, ascending; the others are inside subgraphs or functions, or no tensors.
     """
     facts = graph.values
-    return tuple(
-        sorted(
-            {
-                v
-                for v in values
-                if facts[v].scope == 0
-                and facts[v].container is Container.TENSOR
-                and not facts[v].is_constant
-                and facts[v].name
-                and facts[v].dtype not in (DataType.UNKNOWN, DataType.OTHER, DataType.STRING)
-            }
-        )
-    )
+    return tuple(sorted({v for v in values if facts[v].scope == 0 and is_readable(facts[v])}))
 
 
 def tap(
@@ -58,7 +68,7 @@ def tap(
     """Run the model over the feeds and read values.
 
     The values are read in chunks, one session at a time; the weights are written once and mapped by each.
-    Values inside subgraphs and functions are left out (see `observable`).
+    Values inside subgraphs and functions are left out (see `observable`, and `tap_inside` for those).
 
     Args:
         loaded: the model.
@@ -76,6 +86,111 @@ def tap(
     names = {loaded.graph.values[v].name: v for v in observable(loaded.graph, values)}
     for batch, name, array in tap_model(loaded.model, runtime, feeds, list(names), memory_limit):
         yield batch, names[name], array
+
+
+def tap_inside(
+    loaded: LoadedModel,
+    runtime: Runtime,
+    feeds: Iterable[Mapping[str, Any]],
+    values: Sequence[int],
+    memory_limit: int = MEMORY_LIMIT,
+) -> Iterator[Reading]:
+    """Like `tap`, and reads values inside functions (once per call) and If branches too.
+
+    Both branches of an If are run. What the branch that is not taken gives is marked: it is what the branch
+    would compute on this data. A branch that fails on the data stays unread, with all that is inside it.
+    Bodies of Loop and Scan stay unread.
+
+    Raises:
+        RuntimeFailure: the model does not run.
+    """
+    wanted = set(values)
+    if not has_bodies(loaded.graph):
+        for batch, value, array in tap(loaded, runtime, feeds, values, memory_limit):
+            yield Reading(batch, value, array, taken=True)
+        return
+    skip: set[int] = set()
+    done: set[tuple[int, str]] = set()
+    for _ in range(_TRIES):
+        opened = open_bodies(loaded, skip)
+        try:
+            yield from _read_opened(opened, runtime, feeds, wanted, memory_limit, done)
+        except RuntimeFailure as failure:
+            branch = opened.find_branch(failure.message)
+            found = {branch} if branch is not None else _find_failing(loaded, runtime, feeds, opened, skip)
+            if not found:
+                break
+            skip |= found
+        else:
+            return
+    for batch, value, array in tap(loaded, runtime, feeds, values, memory_limit):
+        if (batch, loaded.graph.values[value].name) not in done:
+            yield Reading(batch, value, array, taken=True)
+
+
+def _read_opened(
+    opened: OpenedModel,
+    runtime: Runtime,
+    feeds: Iterable[Mapping[str, Any]],
+    wanted: set[int],
+    memory_limit: int,
+    done: set[tuple[int, str]],
+) -> Iterator[Reading]:
+    """Conditions are read first: whether a branch was taken is known before its values come."""
+    places = {name: place for name, place in opened.places.items() if place.value in wanted}
+    conditions = dict.fromkeys(name for place in places.values() for name, _ in place.conditions)
+    truth: dict[tuple[int, str], bool] = {}
+    for batch, name, array in tap_model(opened.model, runtime, feeds, [*conditions, *places], memory_limit):
+        if name in conditions:
+            truth[batch, name] = bool(array.reshape(-1)[0])
+        elif (batch, name) not in done:
+            done.add((batch, name))
+            place = places[name]
+            taken = all(truth[batch, condition] is needed for condition, needed in place.conditions)
+            yield Reading(batch, place.value, array, taken)
+
+
+def _find_failing(
+    loaded: LoadedModel,
+    runtime: Runtime,
+    feeds: Iterable[Mapping[str, Any]],
+    opened: OpenedModel,
+    skip: set[int],
+) -> set[int]:
+    """Branches that do not run when they alone are hoisted; those beyond a bound are given up untried.
+
+    Empty where no branch is to blame. A crash names no operator, so there is no better way to tell.
+    """
+    everything = set(opened.hoisted)
+    tried = opened.hoisted[:_ALONE]
+    if not everything or not _runs(open_bodies(loaded, skip | everything), runtime, feeds):
+        return set()
+    failing = everything - set(tried)
+    for branch in tried:
+        around = {scope for scope in everything if _is_inside(loaded.graph, branch, scope)}
+        if around & failing:
+            continue  # goes with the branch around it
+        if not _runs(open_bodies(loaded, skip | (everything - around - {branch})), runtime, feeds):
+            failing.add(branch)
+    return failing or everything  # each runs alone, but not together
+
+
+def _runs(opened: OpenedModel, runtime: Runtime, feeds: Iterable[Mapping[str, Any]]) -> bool:
+    try:
+        for _ in tap_model(opened.model, runtime, feeds, list(opened.places)[-1:]):
+            pass
+    except RuntimeFailure:
+        return False
+    return True
+
+
+def _is_inside(graph: ModelGraph, scope: int, outer: int) -> bool:
+    parent = graph.scopes[scope].parent
+    while parent is not None:
+        if parent == outer:
+            return True
+        parent = graph.scopes[parent].parent
+    return False
 
 
 def tap_model(
@@ -117,6 +232,7 @@ class _Tapper:
         self.values = {v.name or "": v for node in self.model.graph for v in node.outputs if v.name}
         self.outputs = list(self.model.graph.outputs)
         self._dims: dict[str, int] = {}
+        self._largest = 0  # bytes of the largest value read
 
     def next_chunk(self, names: Sequence[str]) -> list[str]:
         """As many of the next values as fit the limit, one at least."""
@@ -124,6 +240,8 @@ class _Tapper:
         chunk: list[str] = []
         for name in names:
             size = self._size(self.values[name])
+            if size is None and self._largest:
+                size = max(4 * self._largest, _LEAST_SIZE)
             total += size or 0
             unknown += size is None
             if chunk and (total > self.memory_limit or unknown > _UNKNOWN_SIZE):
@@ -174,6 +292,7 @@ class _Tapper:
 
     def _learn(self, value: ir.Value, array: npt.NDArray[Any]) -> None:
         """Symbolic dimensions show their size in the first values read."""
+        self._largest = max(self._largest, array.nbytes)
         if value.shape is None or len(value.shape) != array.ndim:
             return
         for dim, size in zip(value.shape, array.shape, strict=True):

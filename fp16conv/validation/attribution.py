@@ -221,7 +221,9 @@ def repair_plan(
             if all(fact.origin is Origin.CONSTANT for fact in known.values()):
                 # One FP32 run tells all overflows at once; bisection would take a round for each.
                 batch_list = [batch for batch, _ in probe.batches]
-                known |= observe(loaded, runtime, batch_list, Origin.OBSERVED).facts
+                seen = observe(loaded, runtime, batch_list, Origin.OBSERVED)
+                # What a branch would compute if it were taken causes no error.
+                known |= {v: fact for v, fact in seen.facts.items() if v not in seen.untaken}
             found = find_overflows(loaded.graph, current, known, saturated)
             if found:
                 move(found, [t for b in found for t in b.typevars], after)

@@ -99,20 +99,63 @@ def test_a_small_memory_limit_changes_nothing(tmp_path: Path) -> None:
     assert pieces.shapes == whole.shapes
 
 
-def test_what_no_batch_reached_is_listed(tmp_path: Path) -> None:
+BRANCHES = """<ir_version: 9, opset_import: ["" : 18]>
+g (bool c, float[2] x) => (float[2] y) {
+    r = Relu(x)
+    y = If (c) <
+        then_branch = t () => (float[2] u) { u = Exp(r) },
+        else_branch = e () => (float[2] v) { w = Log(r) v = Neg(w) }
+    >
+}"""
+
+
+def test_branches_no_batch_takes_are_judged_by_what_they_would_compute(tmp_path: Path) -> None:
+    loaded = load(tmp_path, BRANCHES)
+    x = np.array([0.0, 4.0], np.float32)
+    with Runtime(threads=1) as runtime:
+        calibration = calibrate(loaded, runtime, feeds({"c": np.array(True), "x": x}))
+    assert {loaded.graph.values[v].name for v in calibration.untaken} == {"v", "w"}
+    facts, shapes = by_name(loaded, calibration, "facts"), by_name(loaded, calibration, "shapes")
+    assert calibration.unobserved == ()
+    assert (facts["u"].lo, facts["u"].hi) == pytest.approx((1.0, np.exp(4)), rel=1e-6)
+    assert facts["w"].lo == -np.inf  # log 0, in the branch only: the model's own output stays finite
+    assert facts["y"].max_abs == facts["u"].max_abs
+    assert shapes["w"] == (2,)
+
+
+def test_a_branch_that_some_batch_takes_is_judged_by_those_batches(tmp_path: Path) -> None:
+    loaded = load(tmp_path, BRANCHES)
+    batches = (
+        {"c": np.array(True), "x": np.array([0.0, 4.0], np.float32)},
+        {"c": np.array(False), "x": np.array([1.0, 2.0], np.float32)},
+    )
+    with Runtime(threads=1) as runtime:
+        calibration = calibrate(loaded, runtime, feeds(*batches))
+    facts = by_name(loaded, calibration, "facts")
+    assert calibration.untaken == ()
+    assert (facts["w"].lo, facts["w"].hi) == pytest.approx((0.0, np.log(2)), rel=1e-6)
+    assert facts["u"].hi == pytest.approx(np.exp(4), rel=1e-6)
+
+
+def test_what_a_failing_branch_moves_is_known_from_outside(tmp_path: Path) -> None:
+    """The idiom of exporters: Squeeze where the axis has length 1, which fails where it has not."""
     text = """<ir_version: 9, opset_import: ["" : 18]>
-    g (bool c, float[2] x) => (float[2] y) {
-        r = Relu(x)
+    g (bool c, float[N] x) => (float[M] y) {
+        axes = Constant<value_ints = [0]>()
+        r = Mul(x, x)
         y = If (c) <
-            then_branch = t () => (float[2] u) { u = Exp(r) },
-            else_branch = e () => (float[2] v) { v = Neg(r) }
+            then_branch = t () => (float[K] u) { u = Squeeze(r, axes) },
+            else_branch = e () => (float[K] v) { v = Identity(r) }
         >
     }"""
     loaded = load(tmp_path, text)
     with Runtime(threads=1) as runtime:
-        calibration = calibrate(loaded, runtime, feeds({"c": np.array(True), "x": np.ones(2, np.float32)}))
-    assert {loaded.graph.values[v].name for v in calibration.unobserved} == {"u", "v"}
-    assert "r" in by_name(loaded, calibration, "facts")
+        calibration = calibrate(
+            loaded, runtime, feeds({"c": np.array(False), "x": np.array([1, 3], np.float32)})
+        )
+    facts = by_name(loaded, calibration, "facts")
+    assert facts["u"] == facts["v"] == facts["r"]
+    assert calibration.unobserved == ()
 
 
 def test_inputs_that_do_not_fit_are_the_runtimes_finding(tmp_path: Path) -> None:
