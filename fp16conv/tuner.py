@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -28,7 +29,7 @@ from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import Evidence, Finding, OutputFile, Severity
 from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
 from fp16conv.reporting.tuning import Effort, TuneReport
-from fp16conv.study import OptionWords, Study, read_options, start_study
+from fp16conv.study import OptionWords, Study, list_details, read_options, start_study
 from fp16conv.tuning.meter import Journal, Meter
 from fp16conv.tuning.relaxation import relax
 from fp16conv.tuning.search import Point, Search, TuneResult, max_runs
@@ -99,7 +100,12 @@ def tune(
         )
         comparison = Comparison(runtime, provider, tolerance, allowed, allow_integer_changes)
         outcome, best = _write(study, comparison, result, output, progress)
-        return _report(study, result, outcome, best, tolerance, output is not None)
+        report = _report(study, result, outcome, best, tolerance, output is not None)
+        if not chosen.details:
+            return report
+        shown = best or min(result.points, key=lambda p: p.reading.worst, default=None)
+        plan = result.default if shown is None else shown.plan
+        return dataclasses.replace(report, details=list_details(study, plan, runtime))
 
 
 def _write(

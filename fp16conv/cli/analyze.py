@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
+from fp16conv.cli.delivery import Delivery, report_flags
 from fp16conv.cli.environment import Environment
 from fp16conv.cli.options import (
     api_arguments,
     decision_flags,
-    format_flag,
     input_flags,
     level_flags,
     rebuild_command,
 )
-from fp16conv.cli.terminal import print_report, show_progress
+from fp16conv.cli.terminal import show_progress
 from fp16conv.frontends.sources import is_torch_source
 
 __all__ = ["command"]
@@ -45,12 +45,13 @@ Known limitations: speed is a roofline estimate, not a measurement. Without
 @click.argument("model")
 @input_flags
 @decision_flags
-@format_flag
+@report_flags
 @level_flags
 @click.pass_obj
-def command(env: Environment, /, model: str, form: str, **flags: Any) -> int:
+def command(env: Environment, /, model: str, **flags: Any) -> int:
     """Run the verb."""
-    arguments = api_arguments(flags)
+    delivery = Delivery.take(flags, {"model": model, "data": flags["data"], "rules": flags["rules"]})
+    arguments = api_arguments(flags) | delivery.details
     with show_progress(env) as progress:
         report = env.api.analyze(model, progress=progress, **arguments)
     if not report.next_command and report.ok:
@@ -59,8 +60,8 @@ def command(env: Environment, /, model: str, form: str, **flags: Any) -> int:
         report = dataclasses.replace(
             report, next_command=rebuild_command("convert", [model, "-o", output], handed_on)
         )
-    print_report(report, form, env)
-    return 0 if report.ok else 1
+    delivery.send(report, env)
+    return delivery.exit_code(report)
 
 
 def _suggest_output(model: str) -> str:

@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
+from fp16conv.cli.delivery import Delivery, report_flags
 from fp16conv.cli.environment import Environment
 from fp16conv.cli.options import (
     api_arguments,
     decision_flags,
-    format_flag,
     input_flags,
     level_flags,
     refuse_overwrite,
     tolerance_flags,
 )
-from fp16conv.cli.terminal import print_report, show_progress
+from fp16conv.cli.terminal import show_progress
 
 __all__ = ["command"]
 
@@ -55,7 +55,7 @@ are synthetic.
 )
 @click.option("--no-repair", is_flag=True, help="Do not move operators back to FP32 to meet the tolerance.")
 @click.option("--no-validate", is_flag=True, help="Skip the comparison with the FP32 model.")
-@format_flag
+@report_flags
 @level_flags
 @click.pass_context
 def command(
@@ -63,7 +63,6 @@ def command(
     /,
     model: str,
     output: str,
-    form: str,
     no_repair: bool,
     no_validate: bool,
     **flags: Any,
@@ -75,15 +74,25 @@ def command(
     if plan is not None:
         _refuse_decisions(ctx)
     refuse_overwrite(output, [model, *flags["data"], *flags["rules"], *([plan] if plan else [])])
-    arguments = api_arguments(flags) | {"repair": not no_repair, "validate": not no_validate}
+    files = {
+        "model": model,
+        "output": output,
+        "data": flags["data"],
+        "rules": flags["rules"],
+        "plan": plan or (),
+    }
+    delivery = Delivery.take(flags, files)
+    arguments = (
+        api_arguments(flags) | delivery.details | {"repair": not no_repair, "validate": not no_validate}
+    )
     with show_progress(env) as progress:
         report = env.api.convert(model, output, progress=progress, **arguments)
     if not report.next_command:
         report = dataclasses.replace(
             report, next_command=_next_command(report.output is not None, model, output)
         )
-    print_report(report, form, env)
-    return 0 if report.ok else 1
+    delivery.send(report, env)
+    return delivery.exit_code(report)
 
 
 def _next_command(written: bool, model: str, output: str) -> str:

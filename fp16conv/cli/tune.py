@@ -8,17 +8,17 @@ from typing import Any
 
 import click
 
+from fp16conv.cli.delivery import Delivery, report_flags
 from fp16conv.cli.environment import Environment
 from fp16conv.cli.options import (
     api_arguments,
     decision_flags,
-    format_flag,
     input_flags,
     level_flags,
     refuse_overwrite,
 )
 from fp16conv.cli.params import Choice, Tolerance
-from fp16conv.cli.terminal import print_report, show_progress
+from fp16conv.cli.terminal import show_progress
 
 __all__ = ["command"]
 
@@ -74,7 +74,7 @@ class _Seconds(Tolerance):
     show_default=True,
     help="What computes the FP16 model in the final comparison.",
 )
-@format_flag
+@report_flags
 @level_flags
 @click.pass_obj
 def command(
@@ -82,7 +82,6 @@ def command(
     /,
     model: str,
     output: str | None,
-    form: str,
     tolerance: float,
     budget: float | None,
     cache: str | None,
@@ -94,12 +93,14 @@ def command(
         raise click.UsageError("--cache and --no-cache exclude each other.")
     if output is not None:
         refuse_overwrite(output, [model, *flags["data"], *flags["rules"]])
-    arguments = api_arguments(flags) | {"tolerance": tolerance, "budget_seconds": budget}
+    files = {"model": model, "output": output or (), "data": flags["data"], "rules": flags["rules"]}
+    delivery = Delivery.take(flags, files)
+    arguments = api_arguments(flags) | delivery.details | {"tolerance": tolerance, "budget_seconds": budget}
     arguments["cache"] = None if no_cache else cache or env.api.default_cache()
     with show_progress(env) as progress:
         report = env.api.tune(model, output, progress=progress, **arguments)
     if report.output is not None and output is not None:
         following = shlex.join(["fp16conv", "validate", model, output, "--data", "TEST.npz"])
         report = dataclasses.replace(report, next_command=following)
-    print_report(report, form, env)
-    return 0 if report.ok else 1
+    delivery.send(report, env)
+    return delivery.exit_code(report)

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from fp16conv.cli.delivery import Delivery, report_flags
 from fp16conv.cli.environment import Environment
-from fp16conv.cli.options import api_arguments, format_flag, input_flags, level_flags, tolerance_flags
-from fp16conv.cli.terminal import print_report, show_progress
+from fp16conv.cli.options import api_arguments, input_flags, level_flags, tolerance_flags
+from fp16conv.cli.terminal import show_progress
 
 __all__ = ["command"]
 
@@ -35,13 +36,15 @@ rounded, sums inside one operator stay FP32. Synthetic inputs prove little.
 @click.argument("candidate")
 @input_flags
 @tolerance_flags
-@format_flag
+@report_flags
 @level_flags
 @click.pass_obj
-def command(env: Environment, /, reference: str, candidate: str, form: str, **flags: Any) -> int:
+def command(env: Environment, /, reference: str, candidate: str, **flags: Any) -> int:
     """Run the verb."""
-    arguments = api_arguments(flags)
+    files = {"reference": reference, "candidate": candidate, "data": flags["data"]}
+    delivery = Delivery.take(flags, files)
+    arguments = api_arguments(flags) | delivery.details
     with show_progress(env) as progress:
         report = env.api.validate(reference, candidate, progress=progress, **arguments)
-    print_report(report, form, env)
-    return 0 if report.ok else 1
+    delivery.send(report, env)
+    return delivery.exit_code(report)
