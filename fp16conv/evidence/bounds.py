@@ -49,7 +49,7 @@ WORK_PER_OP: Final = 50
 """Evaluations per operator (calls of functions, rounds of nested loops) before everything is given up."""
 
 
-class _TooMuchWork(Exception):
+class _TooMuchWorkError(Exception):
     """Loops or functions are nested so deep that the evaluation would take too long."""
 
 
@@ -84,7 +84,7 @@ def prove_bounds(
     try:
         with np.errstate(all="ignore"):
             interpreter.run_scope(graph.main, {})
-    except _TooMuchWork:
+    except _TooMuchWorkError:
         return {}
     facts = {}
     for value, bounds in sorted(interpreter.joined.items()):
@@ -193,7 +193,7 @@ class _Interpreter:
         for index in scope.ops:
             self.work += 1
             if self.work > WORK_PER_OP * len(self.graph.ops) + 1000:
-                raise _TooMuchWork
+                raise _TooMuchWorkError
             self._run_op(self.graph.ops[index], attrs)
         return [forget(self.read(v) or TOP) for v in scope.outputs]
 
@@ -280,9 +280,11 @@ class _Interpreter:
         """Loop a body until its carried values stay within their bounds.
 
         Args:
-            body: inputs are `first`, the carried values, `slices`.
+            body: its inputs are `first`, the carried values and `slices`.
             attrs: of the function call around.
+            first: bounds of what comes before the carried values: counter and condition.
             initial: carried values before the first round.
+            slices: what is read anew in each round.
             skipped: outputs before the carried ones (the condition).
         """
         carried, rounds = list(initial), 0

@@ -28,6 +28,7 @@ __all__ = [
     "is_within",
     "of_array",
     "plus",
+    "scalar",
     "smallest",
     "times",
     "top_of",
@@ -52,6 +53,11 @@ _INTEGER_BITS: Final = {
     DataType.UINT64: (0.0, 2.0**64),
     DataType.BOOL: (0.0, 1.0),
 }
+
+
+def scalar(x: float) -> Array:
+    """A number as a float64 array of shape ()."""
+    return np.asarray(x, np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,7 +166,7 @@ class Bounds:
         """The same without the axis."""
         if not self.axis:
             return self
-        return replace(self, lo=np.float64(self.low), hi=np.float64(self.high), axis=0)
+        return replace(self, lo=scalar(self.low), hi=scalar(self.high), axis=0)
 
     def norm(self, axis: int, size: int | None) -> float:
         """Bound on the Euclidean norm of vectors of `size` elements along an axis."""
@@ -175,7 +181,7 @@ class Bounds:
         return best * (1 + 1e-12)
 
 
-TOP: Final = Bounds(np.float64(-np.inf), np.float64(np.inf), nan=True)
+TOP: Final = Bounds(scalar(-np.inf), scalar(np.inf), nan=True)
 
 
 def interval(lo: Any, hi: Any, axis: int = 0, **known: Any) -> Bounds:
@@ -255,7 +261,7 @@ def _join(a: Bounds, b: Bounds) -> Bounds:
     ball = None
     if a.ball and b.ball and (a.ball.axis, a.ball.size) == (b.ball.axis, b.ball.size):
         radius = max(a.ball.norm, b.ball.norm)
-        ball = Ball(a.ball.axis, a.ball.size, radius, np.float64(0.0), np.float64(1.0))
+        ball = Ball(a.ball.axis, a.ball.size, radius, scalar(0.0), scalar(1.0))
     lo, hi = np.minimum(x.lo, y.lo), np.maximum(x.hi, y.hi)
     return interval(
         lo,

@@ -19,6 +19,7 @@ from fp16conv.evidence.abstract.domain import (
     hull,
     interval,
     plus,
+    scalar,
     smallest,
     times,
     top_of,
@@ -28,8 +29,8 @@ from fp16conv.graph import DataType
 
 __all__ = ["ELEMENTWISE", "NORMAL_SQUARES", "add", "clamp", "multiply", "round_ball"]
 
-ZERO: Final = np.float64(0.0)
-ONE: Final = np.float64(1.0)
+ZERO: Final = scalar(0.0)
+ONE: Final = scalar(1.0)
 
 NORMAL_SQUARES: Final = 2.0**-40
 """Norm from which a sum of squares is not touched by binary32's underflow (below 2^-63, squared 2^-126)."""

@@ -81,7 +81,7 @@ def _relu(call: Call) -> Bounds:
 
 
 def _leaky(call: Call) -> Bounds:
-    """x above zero, alpha x below."""
+    """X above zero, alpha x below."""
     return _two_sided(call, interval(alpha := call.attr("alpha", 0.01), alpha))
 
 
@@ -120,7 +120,7 @@ def _celu(call: Call) -> Bounds:
 
 
 def _gated(least: float) -> Transfer:
-    """x times a gate in [0, 1]: between the function's minimum and x."""
+    """X times a gate in [0, 1]: between the function's minimum and x."""
 
     def transfer(call: Call) -> Bounds:
         x = call.get(0)
@@ -134,7 +134,7 @@ def _gated(least: float) -> Transfer:
 
 
 def _swish(call: Call) -> Bounds:
-    """x sigmoid(alpha x), whose minimum is -0.27847 / alpha."""
+    """X sigmoid(alpha x), whose minimum is -0.27847 / alpha."""
     alpha = call.attr("alpha", 1.702 if call.op.op_type == "QuickGelu" else 1.0)
     if alpha <= 0:
         return TOP
@@ -166,11 +166,21 @@ def _cosh(call: Call) -> Bounds:
     return interval(1 - call.function_slack, hi, nan=x.nan)
 
 
+def _arc(lo: float, hi: float) -> Transfer:
+    """Acos and Asin are NaN outside [-1, 1]."""
+
+    def transfer(call: Call) -> Bounds:
+        x = call.get(0)
+        return interval(lo - ABSOLUTE, hi + ABSOLUTE, nan=x.nan or x.magnitude > 1)
+
+    return transfer
+
+
 _HALF_PI: Final = math.pi / 2
 
 FUNCTIONS: Final[Mapping[str, Transfer]] = {
-    "Acos": _within(0.0, math.pi),
-    "Asin": _within(-_HALF_PI, _HALF_PI),
+    "Acos": _arc(0.0, math.pi),
+    "Asin": _arc(-_HALF_PI, _HALF_PI),
     "Asinh": _growing(np.arcsinh, ABSOLUTE),
     "Atan": _growing(np.arctan, ABSOLUTE),
     "Celu": _celu,

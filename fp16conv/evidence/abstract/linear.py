@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: row sums of |W| split by sign, and Cauchy-Schwarz where norms are known."""
+"""Matrix products and convolutions: row sums of |W| by sign, and Cauchy-Schwarz where norms are known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fp16conv.evidence.abstract.call import Call, Transfer
-from fp16conv.evidence.abstract.domain import TOP, Array, Bounds, interval, intersect, plus, times, widen
+from fp16conv.evidence.abstract.domain import (
+    TOP,
+    Array,
+    Bounds,
+    intersect,
+    interval,
+    plus,
+    scalar,
+    times,
+    widen,
+)
 from fp16conv.evidence.abstract.elementwise import add, multiply
 
 __all__ = ["LINEAR", "weigh"]
@@ -30,14 +40,15 @@ def _dot(weights: Array, x: Array) -> Array:
 
 
 def weigh(
-    weights: Weights, x: Bounds, slack: float, *, padded: bool = False, groups: int = 1
+    weights: Weights, x: Bounds, slack: float, axis: int, *, padded: bool = False, groups: int = 1
 ) -> tuple[Array, Array] | None:
     """Bounds of W x for known weights.
 
     Args:
         weights: [M, K], or [M, K, taps] where each x is read at several taps.
-        x: bounds of what is read, per K or as a whole; its ball, if along the K axis, is used too.
+        x: bounds of what is read; what it knows along `axis` is used.
         slack: relative rounding of the sum.
+        axis: the axis of x that is summed over, counted from the end.
         padded: zeros may be read instead of x.
         groups: the M rows fall into so many groups, each with K channels of its own.
 
@@ -48,12 +59,14 @@ def weigh(
         return None
     rows, depth = weights.shape[:2]
     per_group = rows // groups
-    vector = x.axis != 0 and x.lo.size == depth * groups
-    lo, hi = (x.lo, x.hi) if vector else (np.float64(x.low), np.float64(x.high))
+    vector = x.axis == axis and x.lo.size == depth * groups
+    lo, hi = (x.lo, x.hi) if vector else (scalar(x.low), scalar(x.high))
     if padded:
         lo, hi = np.minimum(lo, 0.0), np.maximum(hi, 0.0)
     lows, highs = (np.broadcast_to(v, (depth * groups,)).reshape(groups, depth) for v in (lo, hi))
-    ball = x.ball if x.ball and x.ball.size == depth and weights.ndim == 2 and groups == 1 else None
+    ball = x.ball if weights.ndim == 2 and groups == 1 else None
+    if ball is not None and (ball.axis, ball.size) != (axis, depth):
+        ball = None
     out_lo, out_hi = np.empty(rows), np.empty(rows)
     step = max(1, BLOCK // max(1, weights[0].size))
     for group in range(groups):
@@ -83,7 +96,7 @@ def weigh(
 
 
 def _may_be_nan(x: Bounds) -> bool:
-    """inf - inf, or 0 times inf."""
+    """Inf - inf, or 0 times inf."""
     return x.nan or not x.finite
 
 
@@ -94,15 +107,13 @@ def _matmul(call: Call) -> Bounds:
 def _product(call: Call, a: Bounds, b: Bounds, slot: int) -> Bounds:
     weights = call.array(slot)
     if weights is not None and weights.ndim == 2 and weights.dtype.kind == "f":
-        x = a if a.axis in (0, -1) else a.flat()
-        x = replace(x, ball=x.ball if x.ball and x.ball.axis == -1 else None)
-        found = weigh(weights.T, x, call.sum_slack(weights.shape[0]))
+        found = weigh(weights.T, a, call.sum_slack(weights.shape[0]), -1)
         if found is not None:
             return interval(*found, -1, nan=_may_be_nan(a))
         return TOP
     left = call.array(0)
     if left is not None and left.ndim == 2 and left.dtype.kind == "f" and (call.rank(slot) or 0) >= 2:
-        found = weigh(left, b.flat(), call.sum_slack(left.shape[1]))
+        found = weigh(left, b, call.sum_slack(left.shape[1]), -2)
         return TOP if found is None else interval(*found, -2, nan=_may_be_nan(b))
     depth = call.dim(0, -1)
     if depth is None and (call.rank(slot) or 0) >= 2:
@@ -120,7 +131,7 @@ def contract(call: Call, a: Bounds, b: Bounds, depth: int | None) -> Bounds:
         lo, hi = times(lo, 1 + 2 * slack), times(hi, 1 + 2 * slack)
         result = interval(lo, hi, columns.axis, nan=nan)
         if b.ball is not None and b.ball.axis == -1:
-            return replace(result, ball=replace(b.ball, center=np.float64(0.0), scale=np.float64(1.0),
+            return replace(result, ball=replace(b.ball, center=scalar(0.0), scale=scalar(1.0),
                                                 radius=b.ball.norm * (1 + 2 * slack), fuzz=0.0))  # fmt: skip
         return result
     norm = a.norm(-1, depth) * b.norm(-2, depth)
@@ -148,10 +159,7 @@ def _gemm(call: Call) -> Bounds:
     turned_a, turned_b = bool(call.attr("transA", 0)), bool(call.attr("transB", 0))
     if weights is not None and weights.ndim == 2 and weights.dtype.kind == "f":
         rows = weights if turned_b else weights.T
-        along = -2 if turned_a else -1
-        x = a if a.axis in (0, along) else a.flat()
-        x = replace(x, ball=x.ball if x.ball and x.ball.axis == along else None)
-        found = weigh(rows, x, call.sum_slack(rows.shape[1]))
+        found = weigh(rows, a, call.sum_slack(rows.shape[1]), -2 if turned_a else -1)
         product = TOP if found is None else interval(*found, -1, nan=_may_be_nan(a))
     else:
         depth = call.dim(0, 0 if turned_a else 1) or call.dim(1, 1 if turned_b else 0)
@@ -178,9 +186,8 @@ def _conv(call: Call) -> Bounds:
     rank, rows = weights.ndim, weights.shape[0]
     axis = 1 - rank
     taps = weights.reshape(rows, weights.shape[1], -1)
-    channels = x if x.axis in (0, axis) else x.flat()
     terms = taps.shape[1] * taps.shape[2]
-    found = weigh(taps, channels, call.sum_slack(terms), padded=padded, groups=groups)
+    found = weigh(taps, x, call.sum_slack(terms), axis, padded=padded, groups=groups)
     if found is None:
         return TOP
     return _with_bias(call, interval(*found, axis, nan=_may_be_nan(x)), axis)
@@ -214,11 +221,10 @@ def _conv_transpose(call: Call) -> Bounds:
     groups, rank = int(call.attr("group", 1)), weights.ndim
     depth = weights.shape[0] // groups
     # [C, M/g, taps] -> [M, C/g, taps]
-    taps = weights.reshape(groups, depth, weights.shape[1], -1).transpose(0, 2, 1, 3)
-    taps = taps.reshape(groups * weights.shape[1], depth, -1)
-    channels = x if x.axis in (0, 1 - rank) else x.flat()
+    by_group = weights.reshape(groups, depth, weights.shape[1], -1).transpose(0, 2, 1, 3)
+    taps = by_group.reshape(groups * weights.shape[1], depth, -1)
     slack = call.sum_slack(depth * taps.shape[2])
-    found = weigh(taps, channels, slack, padded=True, groups=groups)
+    found = weigh(taps, x, slack, 1 - rank, padded=True, groups=groups)
     if found is None:
         return TOP
     return _with_bias(call, interval(*found, 1 - rank, nan=_may_be_nan(x)), 1 - rank)

@@ -19,6 +19,7 @@ from fp16conv.evidence.abstract.domain import (
     hull,
     interval,
     of_array,
+    scalar,
     smallest,
     top_of,
     widen,
@@ -34,7 +35,7 @@ _FLOATING: Final = (DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16, DataTyp
 
 def _plain(x: Bounds) -> Bounds:
     """The numbers without their place: any rearrangement keeps this."""
-    return Bounds(np.float64(x.low), np.float64(x.high), 0, smallest(x), x.integral, x.nan)
+    return Bounds(scalar(x.low), scalar(x.high), 0, smallest(x), x.integral, x.nan)
 
 
 def _same(call: Call) -> Bounds:
@@ -168,7 +169,7 @@ def _part(x: Bounds, axis: int, indices: slice | None, size: int | None) -> Boun
     result = replace(x, tiny=smallest(x), tags=(), ceilings=())
     if x.axis == axis:
         if indices is None:
-            result = replace(result, lo=np.float64(x.low), hi=np.float64(x.high), axis=0)
+            result = replace(result, lo=scalar(x.low), hi=scalar(x.high), axis=0)
         else:
             lo, hi = x.lo[indices], x.hi[indices]
             if not lo.size:
@@ -221,9 +222,7 @@ def _split(call: Call) -> list[Bounds | None]:
     if sizes is None or len(sizes) != number:
         return [_part(x, axis, None, None)] * number
     starts = np.cumsum([0, *sizes])
-    return [
-        _part(x, axis, slice(int(s), int(s) + n), n) for s, n in zip(starts[:-1], sizes, strict=True)
-    ]
+    return [_part(x, axis, slice(int(s), int(s) + n), n) for s, n in zip(starts[:-1], sizes, strict=True)]
 
 
 def _gather(call: Call) -> Bounds:

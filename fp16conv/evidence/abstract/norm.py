@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from fp16conv.evidence.abstract.call import Call, Transfer
-from fp16conv.evidence.abstract.domain import TOP, Ball, Bounds, interval
+from fp16conv.evidence.abstract.domain import TOP, Ball, Bounds, interval, scalar
 from fp16conv.evidence.abstract.elementwise import ELEMENTWISE, add, multiply
 
 __all__ = ["NORMS"]
@@ -43,13 +43,15 @@ def _reach(call: Call, size: int) -> float:
     return math.sqrt(size) * (1 + MEAN_SLACK + call.sum_slack(size))
 
 
-def _normalize_last(call: Call, size: int, scale: int, bias: int | None, nan: bool, grow: float = 1.0) -> Bounds:
+def _normalize_last(
+    call: Call, size: int, scale: int, bias: int | None, nan: bool, grow: float = 1.0
+) -> Bounds:
     """Unit root mean square along the last axis, times scale plus bias (input slots).
 
     With y = x / sqrt(mean(x^2) + eps), sum(y^2) <= n: each |y| <= sqrt(n) and so is the norm.
     """
     reach = _reach(call, size) * grow
-    ball = Ball(-1, size, reach, np.float64(0.0), np.float64(1.0)) if size > 1 else None
+    ball = Ball(-1, size, reach, scalar(0.0), scalar(1.0)) if size > 1 else None
     y = interval(-reach, reach, nan=nan, ball=ball)
     if call.has(scale):
         y = _scaled(call, y, scale, "Mul")
@@ -117,7 +119,7 @@ def _skip_norm(beta: int | None) -> Transfer:
 
 
 def _instance_norm(call: Call) -> Bounds:
-    """Statistics over each plane; computed as x times a factor plus a shift, which rounds at the size of x."""
+    """Statistics per plane; computed as x times a factor plus a shift, which rounds at the size of x."""
     x, rank = call.get(0), call.rank(0)
     if rank is None:
         return TOP
@@ -132,7 +134,7 @@ def _instance_norm(call: Call) -> Bounds:
 
 
 def _batch_norm(call: Call) -> list[Bounds | None]:
-    """x times scale / sqrt(var + eps), minus mean times it, plus bias: a line per channel."""
+    """X times scale / sqrt(var + eps), minus mean times it, plus bias: a line per channel."""
     x, rank = call.get(0), call.rank(0)
     outputs: list[Bounds | None] = [None] * len(call.op.outputs)
     if call.attr("training_mode", 0) or len([o for o in call.op.outputs if o is not None]) > 1:
@@ -152,12 +154,12 @@ def _batch_norm(call: Call) -> list[Bounds | None]:
     # Folded into a scale and a shift by the runtime: each term carries roundings of its own.
     shift = interval(bias - mean * factor, bias - mean * factor, axis)
     if not axis:
-        shift, factor = shift.flat(), np.float64(factor.reshape(-1)[0])
+        shift, factor = shift.flat(), scalar(factor.reshape(-1)[0])
         if scale.size > 1:
             return outputs
     result = add(call, multiply(call, y, interval(factor, factor, axis)), shift)
     fuzz = 4 * call.slack * (np.abs(mean * factor) + np.abs(bias))
-    fuzz = fuzz if axis else np.float64(fuzz.max())
+    fuzz = fuzz if axis else scalar(float(fuzz.max()))
     outputs[0] = interval(result.lo - fuzz, result.hi + fuzz, axis, nan=result.nan)
     return outputs
 
@@ -167,7 +169,7 @@ def _lp_normalization(call: Call) -> Bounds:
 
 
 def _lrn(call: Call) -> Bounds:
-    """x / (bias + alpha / size sum(x^2))^beta, where the divisor is at least bias^beta."""
+    """X / (bias + alpha / size sum(x^2))^beta, where the divisor is at least bias^beta."""
     x, bias, beta = call.get(0), call.attr("bias", 1.0), call.attr("beta", 0.75)
     if bias <= 0 or beta < 0 or call.attr("alpha", 1e-4) < 0:
         return TOP

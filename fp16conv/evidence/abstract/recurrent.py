@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -44,7 +43,7 @@ def _nan(call: Call) -> bool:
 
 
 def _lstm(call: Call) -> list[Bounds | None]:
-    """h = o tanh(c) stays within +-1; c grows by at most 1 a step: |f c + i g| <= |c| + 1."""
+    """H = o tanh(c) stays within +-1; c grows by at most 1 a step: |f c + i g| <= |c| + 1."""
     if not set(_functions(call, ("tanh",))) <= _BOUNDED:
         return [None] * 3
     h = interval(UNIT.lo, UNIT.hi, nan=_nan(call))
@@ -55,7 +54,7 @@ def _lstm(call: Call) -> list[Bounds | None]:
 
 
 def _gru(call: Call) -> list[Bounds | None]:
-    """h = (1 - z) n + z h: a mean of tanh and the state before.
+    """H = (1 - z) n + z h: a mean of tanh and the state before.
 
     Its roundings add up over the steps. With an open number of steps they stay below three times the
     bound: where z comes within 2^-24 of 1 it is 1, so that the state is passed on exactly.
@@ -118,10 +117,7 @@ def _packed_attention(call: Call) -> list[Bounds | None]:
         return nothing
     sizes = call.attr("qkv_hidden_sizes", ())
     first = sum(sizes[:2]) if len(sizes) == 3 else weights.shape[1] * 2 // 3
-    x = call.get(0)
-    x = x if x.axis in (0, -1) else x.flat()
-    x = replace(x, ball=x.ball if x.ball and x.ball.axis == -1 else None)
-    found = weigh(weights[:, first:].T, x, call.sum_slack(weights.shape[0]))
+    found = weigh(weights[:, first:].T, call.get(0), call.sum_slack(weights.shape[0]), -1)
     if found is None:
         return nothing
     lo, hi = found

@@ -17,11 +17,11 @@ from fp16conv.evidence.abstract.domain import (
     Bounds,
     Dominance,
     interval,
+    scalar,
     smallest,
     times,
     widen,
 )
-
 from fp16conv.evidence.abstract.elementwise import NORMAL_SQUARES
 
 __all__ = ["REDUCTIONS"]
@@ -45,7 +45,7 @@ def _axes(call: Call) -> tuple[int, ...] | None:
 def _kept_axis(call: Call, x: Bounds, axes: tuple[int, ...] | None) -> tuple[Array, Array, int]:
     """Ends and axis after the reduction: the axis survives if it is not reduced itself."""
     if not x.axis or axes is None or x.axis in axes:
-        return np.float64(x.low), np.float64(x.high), 0
+        return scalar(x.low), scalar(x.high), 0
     if call.attr("keepdims", 1):
         return x.lo, x.hi, x.axis
     return x.lo, x.hi, x.axis + sum(a > x.axis for a in axes)
@@ -134,9 +134,7 @@ def _norm(call: Call) -> Bounds:
     """ReduceL2: the root of the sum of squares."""
     x, axes = call.get(0), _axes(call)
     squares = _square_sum(call)
-    tags = tuple(
-        replace(t, power=1.0, factor=math.sqrt(t.factor) * (1 - call.slack)) for t in squares.tags
-    )
+    tags = tuple(replace(t, power=1.0, factor=math.sqrt(t.factor) * (1 - call.slack)) for t in squares.tags)
     hi = math.sqrt(squares.high)
     if axes is not None and len(axes) == 1:
         hi = min(hi, x.norm(axes[0], call.dim(0, axes[0])) * (1 + call.sum_slack(_count(call, axes))))
@@ -212,7 +210,7 @@ def _may_miss(call: Call) -> bool:
     for i, size in enumerate(kernel):
         stride = call.attr("strides", (1,) * dims)[i]
         reach = max(pads[i], pads[i + dims] + (stride - 1 if ceil else 0))
-        if reach > size - 1 or dilations[i] != 1 and reach > 0:
+        if reach > size - 1 or (dilations[i] != 1 and reach > 0):
             return True
     return False
 
@@ -242,7 +240,9 @@ def _cumulative(call: Call) -> Bounds:
     x, axis = call.get(0), call.ints(1)
     n = call.dim(0, axis[0]) if axis else None
     if n is None:
-        return interval(-np.inf if x.low < 0 else 0.0, np.inf if x.high > 0 else 0.0, nan=x.nan or not x.finite)
+        return interval(
+            -np.inf if x.low < 0 else 0.0, np.inf if x.high > 0 else 0.0, nan=x.nan or not x.finite
+        )
     slack = call.sum_slack(n)
     lo, hi = widen(min(0.0, float(times(n, x.low))), max(0.0, float(times(n, x.high))), slack)
     lo, hi = (min(lo, x.low), max(hi, x.high))
