@@ -333,7 +333,8 @@ def _recurrent(g: _Graph) -> None:
 def _table(g: _Graph) -> None:
     x, shape = g.pick()
     rows = 7
-    index = g.hidden("Cast", [g.hidden("Sigmoid", [x])], to=TensorProto.INT64)
+    number = g.hidden("Where", [g.hidden("IsNaN", [x]), g.constant(0.0), g.hidden("Sigmoid", [x])])
+    index = g.hidden("Cast", [number], to=TensorProto.INT64)
     g.add("Gather", [g.weight((rows, 5)), index], (*shape, 5))
 
 

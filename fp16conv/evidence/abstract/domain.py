@@ -314,12 +314,23 @@ def contain(b: Bounds, dtype: DataType) -> Bounds:
             return top_of(dtype)
         return b if b.integral else replace(b, integral=True, tiny=1.0)
     largest = LARGEST.get(dtype, float(np.finfo(np.float32).max))
+    b = _flush(b, 2.0**-14 if dtype is DataType.FLOAT16 else 2.0**-126)
     if b.magnitude <= largest:
         return b
     lo = np.where(b.lo < -largest, -np.inf, np.minimum(b.lo, largest))
     hi = np.where(b.hi > largest, np.inf, np.maximum(b.hi, -largest))
     nan = b.nan or b.finite  # partial results may overflow to both sides
     return replace(b, lo=lo, hi=hi, nan=nan, ball=b.ball if b.ball and math.isfinite(b.ball.norm) else None)
+
+
+def _flush(b: Bounds, normal: float) -> Bounds:
+    """Below the smallest normal number, results lose bits or become zero."""
+    lo, hi = b.lo, b.hi
+    if not (np.any((np.abs(lo) < normal) & (lo != 0)) or np.any((np.abs(hi) < normal) & (hi != 0))):
+        return b if b.tiny >= normal else replace(b, tiny=0.0)
+    lo = np.where((lo > 0) & (lo < normal), 0.0, np.where((lo < 0) & (lo > -normal), -normal, lo))
+    hi = np.where((hi < 0) & (hi > -normal), 0.0, np.where((hi > 0) & (hi < normal), normal, hi))
+    return replace(b, lo=lo, hi=hi, tiny=b.tiny if b.tiny >= normal else 0.0)
 
 
 def of_array(array: npt.NDArray[np.generic], *, exact: bool = True, axis: int | None = None) -> Bounds:
