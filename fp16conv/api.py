@@ -375,6 +375,10 @@ def _findings(study: Study, plan: PrecisionPlan, half: HalfOutcome | None = None
         )
     if study.calibration is None and study.unobserved:
         yield Finding(Severity.WARNING, "not-observed", source, f"ranges are unknown: {study.unobserved}")
+    if study.calibration is not None and study.calibration.untaken:
+        text = f"{len(study.calibration.untaken)} values lie in branches that no batch takes"
+        hint = "they are judged by what the branch would compute on this data; give data that takes it"
+        yield Finding(Severity.NOTE, "branch-not-taken", source, text, hint)
     if half is not None and half.within_tolerance is False:
         yield Finding(Severity.WARNING, "half-unsafe", half.first_overflow or source, half.note)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -57,9 +58,8 @@ class OpenedModel:
             >>> OpenedModel(None, {}, (3, 7)).find_branch("running Squeeze node. Name:'hoisted/7/4' ...")
             7
         """
-        _, found, rest = message.partition(f"{_PREFIX}/")
-        number = rest.partition("/")[0]
-        return int(number) if found and number.isdigit() and int(number) in self.hoisted else None
+        found = re.search(rf"{_PREFIX}/(\d+)/", message)
+        return int(found[1]) if found and int(found[1]) in self.hoisted else None
 
 
 def is_readable(value: Value) -> bool:
