@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 DEMO := build/demo
 SAMPLE := samples/digits_transformer.onnx
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
@@ -22,8 +23,10 @@ $(VENV)/.base: pyproject.toml constraints.txt hatch_build.py
 	$(PIP) -e .
 	@touch $@
 
+# torch comes as its CPU wheel where there is one; it serves tests/fx, which are skipped without it.
 $(VENV)/.test: $(VENV)/.base
 	$(PIP) -e '.[test]'
+	$(PIP) --extra-index-url $(TORCH_INDEX) -e '.[torch]'
 	@touch $@
 
 demo: $(VENV)/.base

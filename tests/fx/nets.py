@@ -1,4 +1,4 @@
-"""Small nets of the usual families, initialised as trained ones look: torch's own defaults, norms with spread."""
+"""Small nets of the usual families, initialised as trained ones look: norms have a spread."""
 
 from __future__ import annotations
 
@@ -172,7 +172,10 @@ class LlamaLayer(nn.Module):
         b, n, c = x.shape
         h = self.norm1(x)
         q, k, v = (p(h).view(b, n, self.heads, -1).transpose(1, 2) for p in (self.q, self.k, self.v))
-        q, k = (t * cos + torch.cat([-t[..., t.shape[-1] // 2 :], t[..., : t.shape[-1] // 2]], -1) * sin for t in (q, k))
+        q, k = (
+            t * cos + torch.cat([-t[..., t.shape[-1] // 2 :], t[..., : t.shape[-1] // 2]], -1) * sin
+            for t in (q, k)
+        )
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(a.transpose(1, 2).reshape(b, n, c))
         h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.scale
