@@ -31,9 +31,36 @@ class Assignment:
     lowered: frozenset[int] = frozenset()
 
     def of_value(self, value: int) -> DataType:
-        """The dtype a value gets; constants and values that are not FLOAT keep their own."""
+        """The dtype a value gets; constants and values that are not FLOAT keep their own.
+
+        A cast from FLOAT16 stays what it is as long as anything reads FLOAT from it, whatever the plan says of
+        its result: its other readers can have what it reads.
+        """
         typevar = self.graph.typevar_of_value(value)
-        return self.graph.values[value].dtype if typevar is None else self.dtypes[typevar.id]
+        if typevar is None:
+            return self.graph.values[value].dtype
+        dtype = self.dtypes[typevar.id]
+        if dtype is DataType.FLOAT16 and self.widened(value) is not None:
+            uses = self.graph.consumers(value)
+            if not uses or any(self.of_use(use) is DataType.FLOAT for use in uses):
+                return DataType.FLOAT
+        return dtype
+
+    def of_typevar(self, typevar: int) -> DataType:
+        """The dtype of a type variable, that of its value where it has one (see `of_value`)."""
+        defs = self.graph.typevars[typevar].defs
+        return self.of_value(defs[0]) if defs else self.dtypes[typevar]
+
+    def widened(self, value: int) -> int | None:
+        """The FLOAT16 value that a cast widens to this one; None for results of anything else."""
+        op = self.graph.producer(value)
+        if op is None or op.key != "Cast" or not op.inputs or op.inputs[0] is None:
+            return None
+        is_widening = (
+            self.graph.values[op.inputs[0]].dtype is DataType.FLOAT16
+            and self.graph.values[value].dtype is DataType.FLOAT
+        )
+        return op.inputs[0] if is_widening else None
 
     def of_use(self, use: Use) -> DataType:
         """The dtype that is read at `use`; a slot without a type variable keeps its own."""

@@ -44,7 +44,7 @@ class AnnotateNodesPass(ir.passes.InPlacePass):
             if not op.typevars:
                 continue
             node = self.workspace.nodes[op.id]
-            dtypes = [self.assignment.dtypes[t] for t in op.typevars]
+            dtypes = [self.assignment.of_typevar(t) for t in op.typevars]
             if RULE_KEY in node.metadata_props and DataType.FLOAT16 not in dtypes:
                 continue
             symbols = [self.workspace.graph.typevars[t].symbol for t in op.typevars]

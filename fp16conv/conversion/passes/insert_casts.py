@@ -38,10 +38,21 @@ class InsertCastsPass(ir.passes.InPlacePass):
             if info.is_constant or is_sparse_initializer(self.workspace.graph, info.id):
                 continue  # their readers have been served
             uses = self.assignment.misfits(info.id)
+            modified |= bool(uses)
+            uses = self._unwiden(info.id, uses)
             if uses:
                 self._insert(info.id, uses)
-                modified = True
         return ir.passes.PassResult(model, modified)
+
+    def _unwiden(self, value: int, uses: Sequence[Use]) -> Sequence[Use]:
+        """Let operators read what a cast has widened instead of narrowing it again; the uses that are left."""
+        source = self.assignment.widened(value)
+        if source is None or self.assignment.of_value(value) is not DataType.FLOAT:
+            return uses
+        for use in uses:
+            if use.op is not None:
+                self.workspace.redirect(use, self.workspace.values[source])
+        return [use for use in uses if use.op is None]
 
     def _insert(self, value: int, uses: Sequence[Use]) -> None:
         ws = self.workspace

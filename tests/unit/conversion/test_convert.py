@@ -400,3 +400,19 @@ def test_before_opset_6_a_cast_names_its_type_in_words(tmp_path: Path) -> None:
         "x__fp16": HALF,
         "t__fp32": FLOAT,
     }
+
+
+@pytest.mark.parametrize("chosen", [("a",), ("a", "up")])
+def test_operators_read_what_a_cast_has_widened_and_the_cast_stays_for_the_others(
+    tmp_path: Path, chosen: tuple[str, ...]
+) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float16[2] h) => (float[2] y, float[2] z) {
+       [up] x = Cast <to = 1> (h)
+       [a] y = Neg(x)
+       [b] z = Exp(x)
+    }"""
+    proto = converted(load_text(tmp_path, text), *chosen)
+    assert casts(proto.graph) == [("h", "x", FLOAT), ("y__fp16", "y", FLOAT)]
+    assert nodes(proto.graph, "Neg")[0].input[0] == "h"
+    assert nodes(proto.graph, "Exp")[0].input[0] == "x"
