@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fp16conv.errors import UsageError
-from fp16conv.graph import Container, DataType, ModelGraph
+from fp16conv.graph import Container, DataType, ModelGraph, TypeVar
 from fp16conv.planning.costs import CostModel
 from fp16conv.planning.flow import minimum_cut
 from fp16conv.rulebook.types import Authority, Verdict, Verdicts
 
-__all__ = ["Cause", "Charge", "CutProblem", "Link", "build_problem", "solve"]
+__all__ = ["Cause", "Charge", "CutProblem", "Link", "build_problem", "cast_allowance", "solve"]
 
 
 class Cause(StrEnum):
@@ -112,7 +112,8 @@ def build_problem(
         charges: errors that several type variables share.
         lam: picoseconds per unit of error.
         soft_allow: let the cut put `allow` variables into FP32 when their error costs more than the
-            time they save; what the command line forces stays FP16.
+            time they save and the casts around them: error can move them, casts alone cannot. What the
+            command line forces stays FP16.
 
     Raises:
         UsageError: `lam` or an error is negative or not a number.
@@ -140,6 +141,9 @@ def build_problem(
         if fixed[index] is None and index not in reached:
             fixed[index], causes[index] = DataType.FLOAT, Cause.NO_GAIN
     gains = [sum(costs.fp32[tv] - costs.fp16[tv] - (penalties[tv] or 0) for tv in group) for group in members]
+    for typevar, judgement in zip(graph.typevars, verdicts.judgements, strict=True):
+        if soft_allow and judgement.verdict is Verdict.ALLOW:
+            gains[class_of[typevar.id]] += cast_allowance(graph, costs, typevar)
     return CutProblem(
         tuple(class_of),
         (*(tuple(group) for group in members), ()),
@@ -154,6 +158,16 @@ def build_problem(
             if price
         ),
     )
+
+
+def cast_allowance(graph: ModelGraph, costs: CostModel, variable: TypeVar) -> int:
+    """Picoseconds of all casts that an operator in FP16 can need, if its neighbours are FP32."""
+    values = set(variable.defs)
+    for use in variable.uses:
+        value = graph.value_at(use)
+        if value is not None and graph.typevar_of_value(value.id) is not None:
+            values.add(value.id)
+    return sum(costs.casts[value] for value in values)
 
 
 def solve(problem: CutProblem) -> tuple[DataType, ...]:

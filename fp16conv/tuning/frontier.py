@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,13 +36,13 @@ class Candidate:
     Args:
         plan: the plan.
         squared: expected squared error, in units of the allowed one.
-        time: predicted time, microseconds.
+        cost: what the cut minimises beside the error, picoseconds.
         origin: how it was found.
     """
 
     plan: PrecisionPlan
     squared: float
-    time: float
+    cost: float
     origin: str
 
 
@@ -56,21 +56,24 @@ def expected_error(charges: Sequence[Charge], fp16: Collection[int]) -> float:
     return math.fsum(charge.error for charge in charges if any(t in fp16 for t in charge.typevars))
 
 
-def sweep(planner: Planner, charges: Sequence[Charge]) -> list[Candidate]:
+def sweep(
+    planner: Planner, charges: Sequence[Charge], cost: Callable[[frozenset[int]], float]
+) -> list[Candidate]:
     """All plans that are cheapest for some price of error, fastest first.
 
     Between two of them the price at which both cost the same is tried: the cut either finds a better one or
-    shows that there is none. This lists the vertices of the lower convex hull of (error, time).
+    shows that there is none. This lists the vertices of the lower convex hull of (error, cost).
 
     Args:
         planner: makes the plans.
         charges: squared errors of the roundings.
+        cost: picoseconds, by the type variables in FP16, as the planner's cut sees them.
     """
 
     def solve(lam: float) -> Candidate:
         plan = planner(charges=charges, lam=lam)
-        squared = expected_error(charges, fp16_of(plan))
-        return Candidate(plan, squared, plan.predicted["time_plan_us"], "minimum cut")
+        fp16 = fp16_of(plan)
+        return Candidate(plan, expected_error(charges, fp16), cost(fp16), "minimum cut")
 
     fastest, exact = solve(0.0), solve(_LARGE)
     found = [fastest]
@@ -82,16 +85,16 @@ def sweep(planner: Planner, charges: Sequence[Charge]) -> list[Candidate]:
         # The widest gap in error first: if the limit strikes, the frontier is evenly covered.
         pending.sort(key=lambda pair: _gap(*pair))
         fast, slow = pending.pop()
-        if not (math.isfinite(fast.squared) and slow.squared < fast.squared and slow.time > fast.time):
+        if not (math.isfinite(fast.squared) and slow.squared < fast.squared and slow.cost > fast.cost):
             continue
-        lam = (slow.time - fast.time) * 1e6 / (fast.squared - slow.squared)
+        lam = (slow.cost - fast.cost) / (fast.squared - slow.squared)
         middle, solves = solve(lam), solves + 1
         if fp16_of(middle.plan) in (fp16_of(fast.plan), fp16_of(slow.plan)):
             continue
         found.append(middle)
         pending += [(fast, middle), (middle, slow)]
     unique = {fp16_of(c.plan): c for c in found}
-    return sorted(unique.values(), key=lambda c: (c.time, c.squared))
+    return sorted(unique.values(), key=lambda c: (c.cost, c.squared))
 
 
 _LARGE = 1e15  # picoseconds per unit: 1000 s for the allowed error

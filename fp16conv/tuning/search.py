@@ -21,7 +21,7 @@ from fp16conv.graph import DataType, ModelGraph, RangeFact
 from fp16conv.half import OVERFLOW
 from fp16conv.planning.casts import assignment_cost
 from fp16conv.planning.costs import CostModel
-from fp16conv.planning.cut import Charge
+from fp16conv.planning.cut import Charge, cast_allowance
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.rulebook.types import Verdict, Verdicts
 from fp16conv.tuning.frontier import Candidate, Planner, expected_error, fp16_of, regions, sweep
@@ -55,12 +55,15 @@ class Point:
         plan: the plan.
         reading: its error over all batches.
         time: predicted time, microseconds.
+        cost: the same, plus what keeps compute-bound operators in FP16: the casts around those in FP32.
+            A model is not left in FP32 because it is too small for FP16 to pay on this device.
         origin: how it was found: `default`, `minimum cut`, `region in FP16`.
     """
 
     plan: PrecisionPlan
     reading: Reading
     time: float
+    cost: float
     origin: str
 
 
@@ -119,6 +122,11 @@ class Search:
         self._graph, self._verdicts, self._costs, self._facts = graph, verdicts, costs, facts
         self._slots, self._default, self._planner, self._meter = slots, default, planner, meter
         self._points: dict[frozenset[int], Point] = {}
+        self._allowances = {
+            variable.id: cast_allowance(graph, costs, variable)
+            for variable, judgement in zip(graph.typevars, verdicts.judgements, strict=True)
+            if judgement.verdict is Verdict.ALLOW
+        }
 
     def run(self) -> TuneResult:
         """Search within the meter's budget."""
@@ -133,7 +141,7 @@ class Search:
             if squared > 0
         ]
         meter.step = "bisecting plans"
-        candidates = sweep(self._planner, charges)
+        candidates = sweep(self._planner, charges, self._cost)
         self._bisect(candidates)
         meter.step = "moving regions back to FP16"
         self._fill(charges)
@@ -152,7 +160,9 @@ class Search:
         reading = self._meter.measure_plan(dtypes)
         if reading is None:
             return None
-        point = Point(plan, reading, plan.predicted["time_plan_us"], origin)
+        time = plan.predicted["time_plan_us"]
+        allowance = sum(price for variable, price in self._allowances.items() if variable not in key)
+        point = Point(plan, reading, time, time + allowance / 1e6, origin)
         self._points[key] = point
         return point
 
@@ -208,9 +218,9 @@ class Search:
             missed = [p for p in self._points.values() if not self._meets(p)]
             if not met or not self._meter.left:
                 return
-            base = min(met, key=lambda p: (p.time, p.reading.worst))
+            base = min(met, key=lambda p: (p.cost, p.reading.worst))
             inside = fp16_of(base.plan)
-            wider = [p for p in missed if fp16_of(p.plan) > inside and p.time < base.time]
+            wider = [p for p in missed if fp16_of(p.plan) > inside and p.cost < base.cost]
             if not wider:
                 return
             outer = min(wider, key=lambda p: (p.reading.worst, p.time))
@@ -263,13 +273,14 @@ class Search:
 
     def _cost(self, fp16: frozenset[int]) -> int:
         dtypes = {v.id: DataType.FLOAT16 if v.id in fp16 else DataType.FLOAT for v in self._graph.typevars}
-        return assignment_cost(self._graph, self._costs, dtypes)
+        allowance = sum(price for variable, price in self._allowances.items() if variable not in fp16)
+        return assignment_cost(self._graph, self._costs, dtypes) + allowance
 
     def _result(self, sensitivity: Sensitivity) -> TuneResult:
         def speed(point: Point) -> tuple[float, float]:
-            return point.time, point.reading.worst
+            return point.cost, point.reading.worst
 
-        points = sorted(self._points.values(), key=speed)
+        points = sorted(self._points.values(), key=lambda p: (p.time, p.reading.worst))
         safe = [p for p in points if self._meets(p) or (p.origin == "default" and p.reading.ok)]
         tight = [p for p in points if p.reading.ok and p not in safe]
         ranked = [*sorted(safe, key=speed), *sorted(tight, key=lambda p: p.reading.worst)]
