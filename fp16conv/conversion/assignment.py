@@ -33,8 +33,8 @@ class Assignment:
     def of_value(self, value: int) -> DataType:
         """The dtype a value gets; constants and values that are not FLOAT keep their own.
 
-        A cast from FLOAT16 stays what it is as long as anything reads FLOAT from it, whatever the plan says of
-        its result: its other readers can have what it reads.
+        A cast from FLOAT16 stays what it is as long as anything reads FLOAT from it, whatever the plan says
+        of its result: its other readers can have what it reads.
         """
         typevar = self.graph.typevar_of_value(value)
         if typevar is None:

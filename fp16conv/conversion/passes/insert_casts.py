@@ -37,15 +37,15 @@ class InsertCastsPass(ir.passes.InPlacePass):
         for info in self.workspace.graph.values:
             if info.is_constant or is_sparse_initializer(self.workspace.graph, info.id):
                 continue  # their readers have been served
-            uses = self.assignment.misfits(info.id)
-            modified |= bool(uses)
-            uses = self._unwiden(info.id, uses)
+            misfits = self.assignment.misfits(info.id)
+            modified |= bool(misfits)
+            uses = self._unwiden(info.id, misfits)
             if uses:
                 self._insert(info.id, uses)
         return ir.passes.PassResult(model, modified)
 
     def _unwiden(self, value: int, uses: Sequence[Use]) -> Sequence[Use]:
-        """Let operators read what a cast has widened instead of narrowing it again; the uses that are left."""
+        """Let operators read what a cast widened instead of narrowing it again; returns the other uses."""
         source = self.assignment.widened(value)
         if source is None or self.assignment.of_value(value) is not DataType.FLOAT:
             return uses
