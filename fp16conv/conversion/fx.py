@@ -334,6 +334,8 @@ class _Converter:
 
     def _copy(self, node: Node) -> Node:
         made = self.graph.node_copy(node, self._origin)
+        if node.op == "placeholder":
+            made.name = node.name  # fx avoids the names of builtins; an exported input may be called `input`
         made.meta = _fresh_meta(node)
         if "val" in node.meta:
             made.meta["val"] = node.meta["val"]
