@@ -1,8 +1,9 @@
-"""What onnx_ir would drop without a word: carried over where possible, refused by name where not."""
+"""What onnx_ir would drop or add without a word: put right where possible, refused by name where not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -60,7 +61,11 @@ def refuse_losses(proto: onnx.ModelProto, where: str) -> None:
 
 
 def carry_over(source: onnx.ModelProto, target: onnx.ModelProto, halves: Mapping[str, str]) -> None:
-    """Copy the main graph's sparse initializers, which onnx_ir does not read, into the converted model.
+    """Give the converted model what onnx_ir loses of the source, and take away what it adds.
+
+    Sparse initializers, which it does not read; notes and denotations of values that are input and output,
+    which it keeps once; type entries of initializers, which it adds; metadata of initializers, which it
+    doubles.
 
     Args:
         source: the model as parsed.
@@ -68,16 +73,56 @@ def carry_over(source: onnx.ModelProto, target: onnx.ModelProto, halves: Mapping
         halves: name of each FP16 sparse initializer of `target`, and the name of the FP32 one in `source`;
             equal where it replaces it.
     """
+    _restore_interface(source.graph, target.graph)
+    noted = {info.name for _, graph in _graphs(source) for info in graph.value_info}
+    for _, graph in _graphs(target):
+        _tidy(graph, noted)
     for sparse in source.graph.sparse_initializer:
         name = sparse.values.name
         if halves.get(name) != name:
             target.graph.sparse_initializer.append(sparse)
-        for copy in (copy for copy, origin in halves.items() if origin == name):
+        for half in (half for half, origin in halves.items() if origin == name):
             added = target.graph.sparse_initializer.add()
             added.CopyFrom(sparse)
             with np.errstate(over="ignore", under="ignore"):
                 numbers = onnx.numpy_helper.to_array(sparse.values).astype(np.float16)
-            added.values.CopyFrom(onnx.numpy_helper.from_array(numbers, copy))
+            added.values.CopyFrom(onnx.numpy_helper.from_array(numbers, half))
+
+
+def _restore_interface(source: onnx.GraphProto, target: onnx.GraphProto) -> None:
+    for before, after in ((source.input, target.input), (source.output, target.output)):
+        for old, new in zip(before, after, strict=True):
+            element = new.type.tensor_type.elem_type
+            if new.type.WhichOneof("value") == "tensor_type":
+                new.CopyFrom(old)
+                new.type.tensor_type.elem_type = element
+            elif not new.type.WhichOneof("value"):
+                new.CopyFrom(old)
+            else:  # a sequence or optional, perhaps of another element type
+                new.doc_string = old.doc_string
+                new.type.denotation = old.type.denotation
+    noted = {info.name for info in target.value_info}
+    outputs = {info.name: info for info in target.output}
+    for info in source.value_info:  # some exporters list outputs there too
+        if info.name in outputs and info.name not in noted:
+            entry = target.value_info.add()
+            entry.CopyFrom(info)
+            entry.type.CopyFrom(outputs[info.name].type)
+
+
+def _tidy(graph: onnx.GraphProto, noted: Collection[str]) -> None:
+    initializers = {tensor.name for tensor in graph.initializer}
+    kept = [i for i in graph.value_info if i.name not in initializers or i.name in noted]
+    if len(kept) < len(graph.value_info):
+        entries = [copy.deepcopy(info) for info in kept]
+        del graph.value_info[:]
+        graph.value_info.extend(entries)
+    for tensor in graph.initializer:
+        entries_by_key = {entry.key: entry.value for entry in tensor.metadata_props}
+        if len(entries_by_key) < len(tensor.metadata_props):
+            del tensor.metadata_props[:]
+            for key, text in entries_by_key.items():
+                tensor.metadata_props.add(key=key, value=text)
 
 
 def _graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from fp16conv.errors import InternalError
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import ModelGraph, Use
 
-__all__ = ["Names", "Workspace", "iterate_graphs", "open_workspace"]
+__all__ = ["Names", "Workspace", "iterate_graphs", "open_workspace", "replace_input"]
 
 CAST_OPSET = 13  # imported where a model of contrib operators alone has no ai.onnx yet
 
@@ -78,7 +79,7 @@ class Workspace:
         if use.op is None:
             self.graphs[use.scope].outputs[use.slot] = value
         else:
-            self.nodes[use.op].replace_input_with(use.slot, value)
+            replace_input(self.nodes[use.op], use.slot, value)
 
     def opset(self, scope: int) -> int:
         """Version of ai.onnx that nodes inserted into a scope are read with."""
@@ -117,6 +118,29 @@ def open_workspace(loaded: LoadedModel) -> Workspace:
         tuple(values[value] for value in loaded.values),
         tuple(graphs[scope.id] for scope in graph.scopes),
         Names(names | {value.name or "" for value in values.values()}),
+    )
+
+
+def replace_input(node: ir.Node, slot: int, value: ir.Value) -> None:
+    """Let a node read another value; how the old one is split over devices holds for the new one."""
+    old, configurations = node.inputs[slot], node.device_configurations
+    node.replace_input_with(slot, value)
+    if not configurations:
+        return
+    is_read = any(other is old for other in node.inputs)
+    node.device_configurations = tuple(
+        dataclasses.replace(
+            configuration,
+            sharding_specs=tuple(
+                spec
+                for given in configuration.sharding_specs
+                for spec in (
+                    *((given,) if given.value is not old or is_read else ()),
+                    *((dataclasses.replace(given, value=value),) if given.value is old else ()),
+                )
+            ),
+        )
+        for configuration in configurations
     )
 
 

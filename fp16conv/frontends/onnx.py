@@ -153,6 +153,7 @@ def _check_extent(entries: Mapping[str, str], file: Path, where: str) -> int:
 
 def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     """Build both forms from a parsed model; `path` names it and roots its external data."""
+    _refuse_sparse_attributes(proto, path)
     try:
         model = ir.serde.deserialize_model(proto)
     except (ValueError, TypeError, KeyError, NotImplementedError, ir.serde.SerdeError) as e:
@@ -168,6 +169,22 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     importer = _Importer(model, types, polymorphic, str(path), _digest(proto, base_dir))
     graph = importer.run()
     return LoadedModel(path, proto, model, graph, tuple(importer.nodes), tuple(importer.values))
+
+
+def _refuse_sparse_attributes(proto: onnx.ModelProto, path: Path) -> None:
+    """onnx_ir holds no sparse tensor in an attribute (Constant's `sparse_value`): say which one it is."""
+    waiting: list[onnx.NodeProto] = [*proto.graph.node, *(n for f in proto.functions for n in f.node)]
+    while waiting:
+        node = waiting.pop()
+        for attr in node.attribute:
+            if attr.HasField("sparse_tensor") or attr.sparse_tensors:
+                raise ModelError(
+                    f"attribute '{attr.name}' holds a sparse tensor, which a conversion could not keep",
+                    where=f"{path}: operator '{node.name or node.op_type}' ({node.op_type})",
+                    hint="store it as a sparse initializer or as a dense tensor",
+                )
+            for graph in (*([attr.g] if attr.HasField("g") else ()), *attr.graphs):
+                waiting += graph.node
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fp16conv.conversion.assignment import Assignment
-from fp16conv.conversion.workspace import Workspace
+from fp16conv.conversion.workspace import Workspace, replace_input
 from fp16conv.graph import DataType
 
 __all__ = ["DropNoopCastsPass"]
@@ -39,7 +39,8 @@ class DropNoopCastsPass(ir.passes.InPlacePass):
             if self.assignment.of_value(op.outputs[0]) is not DataType.FLOAT16 or result.is_graph_output():
                 continue
             assert source is not None
-            result.replace_all_uses_with(source)
+            for reader, slot in tuple(result.uses()):
+                replace_input(reader, slot, source)
             assert node.graph is not None
             node.graph.remove(node, safe=True)
             modified = True

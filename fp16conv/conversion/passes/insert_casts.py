@@ -25,8 +25,9 @@ SUFFIX = {DataType.FLOAT: "fp32", DataType.FLOAT16: "fp16"}
 class InsertCastsPass(ir.passes.InPlacePass):
     """Cast where a reader's type variable differs from the value's.
 
-    The cast of `x` is named `x__fp16` or `x__fp32`. Where a graph output needs the cast, the cast takes
-    the output's name, so that the interface keeps it, and the uncast value gets the suffix.
+    The cast of `x` is named `x__fp16` or `x__fp32`. Where an output of the graph or of a function needs
+    the cast, the cast takes the output's name, so that the interface keeps it, and the uncast value gets
+    the suffix.
     """
 
     workspace: Workspace
@@ -71,8 +72,10 @@ class InsertCastsPass(ir.passes.InPlacePass):
             cast.type, cast.shape = retype(source.type, target), source.shape
         if in_words and cast.type is None:
             cast.type = ir.TensorType(to_ir(target))
-        if any(use.op is None and ws.graph.scopes[use.scope].kind is ScopeKind.MAIN for use in uses):
-            if info.kind is ValueKind.INPUT:
+        rims = {ws.graph.scopes[use.scope].kind for use in uses if use.op is None}
+        is_input = info.kind is ValueKind.INPUT
+        if ScopeKind.MAIN in rims or (ScopeKind.FUNCTION in rims and not is_input):
+            if is_input:
                 raise PlanError(
                     f"asks for {target} at an output that is the {own} input of the same name",
                     where=f"value '{info.name}'",
