@@ -32,8 +32,9 @@ __all__ = ["MARGIN", "Point", "Search", "TuneResult", "max_runs"]
 MARGIN: Final = 0.9
 """Part of the allowed error that a tuned plan may use: other data may be a bit worse."""
 
-_SINGLES: Final = 64  # type variables between two plans up to which each is tried alone
+_CUTS: Final = 16  # places where a run of neighbours in execution order may begin and end
 _SHOWN: Final = 8  # plans of the frontier that a report should show
+_OPTIMISM: Final = (1.0, 1.5, 2.5, 4.0)  # expected error of a move, over the room there is
 _FILLS: Final = 8  # regions moved back to FP16 and measured, at most
 
 
@@ -212,7 +213,12 @@ class Search:
         return point.reading.ok and point.reading.worst <= MARGIN
 
     def _fill(self, charges: Sequence[Charge]) -> None:
-        """Move regions back to FP16 that the nested plans give up together but the tolerance does not."""
+        """Move regions back to FP16 that the nested plans give up together but the tolerance does not.
+
+        Where errors cancel, a set errs less than its parts promise: if nothing is left that should fit,
+        what seems to be somewhat too much is tried too.
+        """
+        optimism = list(_OPTIMISM)
         for _ in range(_FILLS):
             met = [p for p in self._points.values() if self._meets(p)]
             missed = [p for p in self._points.values() if not self._meets(p)]
@@ -223,16 +229,29 @@ class Search:
             wider = [p for p in missed if fp16_of(p.plan) > inside and p.cost < base.cost]
             if not wider:
                 return
-            outer = min(wider, key=lambda p: (p.reading.worst, p.time))
-            grown = self._grow(charges, base, outer)
-            if grown is None:
-                return
-            kept = [t for t in range(len(self._graph.typevars)) if t not in grown]
-            plan = self._planner(charges=(), lam=0.0, kept=kept)
-            if fp16_of(plan) in self._points or self._try(plan, "region in FP16") is None:
+            outer = min(wider, key=lambda p: (p.reading.worst, p.cost))
+            point = None
+            while optimism and point is None:
+                grown = self._grow(charges, base, outer, optimism[0])
+                if grown is None:
+                    optimism.pop(0)
+                    continue
+                kept = [t for t in range(len(self._graph.typevars)) if t not in grown]
+                plan = self._planner(charges=(), lam=0.0, kept=kept)
+                if fp16_of(plan) in self._points:
+                    optimism.pop(0)
+                    continue
+                point = self._try(plan, "region in FP16")
+                if point is None:
+                    return
+                if not self._meets(point):
+                    optimism.pop(0)
+            if not optimism:
                 return
 
-    def _grow(self, charges: Sequence[Charge], base: Point, outer: Point) -> frozenset[int] | None:
+    def _grow(
+        self, charges: Sequence[Charge], base: Point, outer: Point, optimism: float
+    ) -> frozenset[int] | None:
         """The set of FP16 type variables between two plans that saves most within the target."""
         inside, outside = fp16_of(base.plan), fp16_of(outer.plan)
         low, high = expected_error(charges, inside), expected_error(charges, outside)
@@ -240,11 +259,9 @@ class Search:
         if not (math.isfinite(high) and high > low):
             return None
         slope = max(measured_high - measured_low, 1e-12) / (high - low)
-        room = (MARGIN**2 - measured_low) / slope
+        room = optimism * (MARGIN**2 - measured_low) / slope
         between = outside - inside
-        moves = set(regions(self._graph, between))
-        if len(between) <= _SINGLES:
-            moves |= {frozenset({t}) for t in between}
+        moves = {*regions(self._graph, between), *_runs(sorted(between))}
         current, error, cost = inside, low, self._cost(inside)
         while True:
             best: tuple[float, frozenset[int], float, int] | None = None
@@ -296,3 +313,10 @@ class Search:
             max_runs=meter.max_runs,
             out_of_time=meter.out_of_time,
         )
+
+
+def _runs(ordered: Sequence[int]) -> set[frozenset[int]]:
+    """Sets of type variables that follow each other in execution order, of all lengths."""
+    step = math.ceil(len(ordered) / _CUTS) or 1
+    ends = [*range(0, len(ordered), step), len(ordered)]
+    return {frozenset(ordered[a:b]) for i, a in enumerate(ends) for b in ends[i + 1 :]}
