@@ -25,9 +25,14 @@ def find_pins(graph: ModelGraph, domains: Collection[str], *, keep_io_types: boo
         Type variable id -> reason.
     """
     pins: dict[int, Reason] = {}
+    shared = _find_functions_of_several_types(graph)
     for tv in graph.typevars:
         op = None if tv.op is None else graph.ops[tv.op]
-        if not tv.admits_fp16:
+        if not tv.admits_fp16 and (function := _enclosing(graph, tv.scope)) in shared:
+            name = graph.scopes[function].name
+            text = f"the function {name} is called with several types: its one body fits all of them as it is"
+            pins[tv.id] = Reason("function-of-several-types", text)
+        elif not tv.admits_fp16:
             where = f"{op.key} at opset {op.opset}" if op is not None else f"'{tv.symbol}'"
             pins[tv.id] = Reason("illegal-type", f"FP16 is not a legal type of {tv.symbol} of {where}")
         elif op is None and tv.scope == 0 and tv.symbol.startswith(("input:", "output:")):
@@ -39,6 +44,23 @@ def find_pins(graph: ModelGraph, domains: Collection[str], *, keep_io_types: boo
             to = graph.values[op.outputs[0] or 0].dtype.upper()
             pins[tv.id] = Reason("users-cast", f"the model itself rounds to {to} here; that cast stays")
     return pins
+
+
+def _find_functions_of_several_types(graph: ModelGraph) -> frozenset[int]:
+    """Scopes of the functions whose calls disagree about the types of their inputs."""
+    seen: dict[int, set[tuple[DataType | None, ...]]] = {}
+    for op in graph.ops:
+        if op.callee is not None:
+            types = tuple(None if v is None else graph.values[v].dtype for v in op.inputs)
+            seen.setdefault(op.callee, set()).add(types)
+    return frozenset(scope for scope, signatures in seen.items() if len(signatures) > 1)
+
+
+def _enclosing(graph: ModelGraph, scope: int) -> int:
+    """The function (or main graph) that a scope lies in."""
+    while (parent := graph.scopes[scope].parent) is not None:
+        scope = parent
+    return scope
 
 
 def _is_narrowing(graph: ModelGraph, op: Op) -> bool:
