@@ -38,7 +38,13 @@ from fp16conv.reporting.report import (
     Severity,
     ValidateReport,
 )
-from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
+from fp16conv.reporting.summary import (
+    describe_model,
+    read_prediction,
+    read_size,
+    summarize_bounds,
+    summarize_decisions,
+)
 from fp16conv.study import (
     InputWords,
     Options,
@@ -55,7 +61,7 @@ from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
 
-__all__ = ["analyze", "convert", "default_cache", "load", "plan", "tune", "validate"]
+__all__ = ["analyze", "convert", "default_cache", "export", "load", "plan", "tune", "validate"]
 
 PathLike = str | os.PathLike[str]
 Source = PathLike | LoadedModel
@@ -121,9 +127,50 @@ def analyze(
         prediction=read_prediction(made, load_device(chosen.device)),
         half=half,
         evidence=_evidence(study.feeds, chosen, study.calibration.batches if study.calibration else 0),
+        bounds=summarize_bounds(
+            study.graph,
+            made,
+            study.proven,
+            study.observed,
+            macs=study.costs.macs,
+            inputs=chosen.input_ranges,
+        ),
         findings=tuple(_findings(study, made, half)),
         details=details,
     )
+
+
+def export(
+    source: Source,
+    output: PathLike,
+    *,
+    opset: int | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[OptionWords],
+) -> AnalyzeReport:
+    """Export a PyTorch program to an .onnx file in FP32, and audit that file.
+
+    Args:
+        source: .pt2 file, `package.module:factory`, or a program or module in memory.
+        output: .onnx file to write.
+        opset: ONNX opset, the exporter's default if None.
+        progress: told about each step.
+        **options: see `OptionWords`.
+
+    Returns:
+        the report of `analyze` on the file; its operators bear the names of PyTorch modules.
+
+    Raises:
+        ModelError: the source cannot be read or exported.
+        UsageError: torch is not installed, the source is not PyTorch's, or an option is wrong.
+    """
+    if not is_torch_source(source):
+        raise UsageError(
+            f"'{source}' is no PyTorch source", hint="name a .pt2 file or package.module:factory"
+        )
+    inputs: InputWords = {k: v for k, v in options.items() if k in InputWords.__annotations__}  # type: ignore[assignment]
+    _torch_verbs().export(source, output, opset=opset, progress=progress, **inputs)
+    return analyze(output, progress=progress, **options)
 
 
 def plan(model: Source, *, progress: Progress | None = None, **options: Unpack[OptionWords]) -> PrecisionPlan:

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from fp16conv.errors import DataError, ValidationError
+from fp16conv.evidence.bounds import prove_bounds
 from fp16conv.evidence.calibration import Calibration, calibrate
 from fp16conv.evidence.constants import constant_facts
+from fp16conv.evidence.safety import merge_facts
 from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
 from fp16conv.execution.fitting import fit_synthetic
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
@@ -160,7 +162,26 @@ class StudyBase(ABC):
         """The neutral graph."""
 
     @cached_property
+    def proven(self) -> dict[int, RangeFact]:
+        """Bounds that hold for all inputs in the declared ranges; a range that the data leaves is void."""
+        ranges = dict(self.options.input_ranges)
+        observed = self.calibration.facts if self.calibration is not None else {}
+        for value in self.graph.main.inputs:
+            name, fact = self.graph.values[value].name, observed.get(value)
+            if name in ranges and fact is not None:
+                low, high = ranges[name]
+                if fact.has_nan or fact.lo < low or fact.hi > high:
+                    del ranges[name]
+        return prove_bounds(self.graph, ranges)
+
+    @cached_property
     def facts(self) -> dict[int, RangeFact]:
+        """Range per value id for the rules: constants, what was observed, and what is proven in range."""
+        floats = {v: f for v, f in self.proven.items() if self.graph.values[v].dtype is DataType.FLOAT}
+        return merge_facts(self.observed, floats)
+
+    @cached_property
+    def observed(self) -> dict[int, RangeFact]:
         """Range per value id: constants, and what was observed."""
         facts = constant_facts(self.graph)
         if self.calibration is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
 from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar
-from fp16conv.half import MAX, SMALLEST_NORMAL
+from fp16conv.half import MAX, MAX_EXACT_INTEGER, SMALLEST_NORMAL
 
-__all__ = ["Safety", "classify", "proven_in_range"]
+__all__ = ["Safety", "classify", "merge_facts"]
 
 MARGIN: Final = 2.0
 """Proven bounds are of the FP32 run; the roundings of FP16 before it get one binade."""
@@ -61,9 +62,31 @@ def classify(
     return result
 
 
-def proven_in_range(fact: RangeFact | None, margin: float = 1.0) -> bool:
-    """Whether a proof keeps every number within +-65504 / margin."""
-    return fact is not None and fact.origin is Origin.PROVEN and fact.max_abs * margin <= MAX
+def merge_facts(observed: Mapping[int, RangeFact], proven: Mapping[int, RangeFact]) -> dict[int, RangeFact]:
+    """Facts for the rules: what was observed, with the proofs that keep a value in the range of FP16.
+
+    A proof that does not is left out: that a bound is large shows nothing. For the same reason the numbers
+    of a value that is only proven are no integers to the rules above 2048, where these must stay exact.
+
+    Args:
+        observed: facts of constants and of a calibration; they stay what they are.
+        proven: facts of `prove_bounds`.
+
+    Returns:
+        Value id -> fact; `proven_max_abs` is set where a proof counts.
+    """
+    merged = dict(observed)
+    for value, proof in proven.items():
+        seen = observed.get(value)
+        if proof.max_abs > MAX or (seen is not None and seen.origin is Origin.CONSTANT):
+            continue
+        exact = proof.is_integral and proof.max_abs <= MAX_EXACT_INTEGER
+        fact = proof if seen is None else seen
+        if seen is not None and exact:  # no run can show that numbers are always integers
+            fact = replace(seen, origin=Origin.PROVEN, lo=proof.lo, hi=proof.hi, is_integral=True)
+        integral = exact if seen is None else fact.is_integral
+        merged[value] = replace(fact, is_integral=integral, proven_max_abs=proof.max_abs)
+    return dict(sorted(merged.items()))
 
 
 def _judge(
@@ -92,7 +115,7 @@ def _judge(
 def _of_value(proof: RangeFact | None, seen: RangeFact | None) -> Safety:
     if seen is not None and seen.origin is Origin.CONSTANT:
         return Safety.PROVEN if _fits(seen) else Safety.UNSAFE
-    if proven_in_range(proof, MARGIN):
+    if proof is not None and proof.max_abs * MARGIN <= MAX:
         return Safety.PROVEN
     if seen is None or seen.origin not in (Origin.OBSERVED, Origin.SYNTHETIC):
         return Safety.UNKNOWN

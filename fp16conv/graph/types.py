@@ -241,6 +241,7 @@ class RangeFact:
         share_subnormal: share of elements with 0 < magnitude < 2^-14.
         share_zeroed: share of elements that FP16 rounds to zero.
         rms: root mean square, None when unknown.
+        proven_max_abs: magnitude that is proven never to be exceeded, None where nothing is proven.
     """
 
     lo: float
@@ -253,6 +254,7 @@ class RangeFact:
     share_subnormal: float = 0.0
     share_zeroed: float = 0.0
     rms: float | None = None
+    proven_max_abs: float | None = None
 
     @property
     def max_abs(self) -> float:

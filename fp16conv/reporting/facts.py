@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.layout import Style
 from fp16conv.reporting.report import (
     AnalyzeReport,
@@ -115,6 +116,7 @@ def _analyze(report: AnalyzeReport) -> list[Fact]:
         _casts(report.decisions),
         _prediction(report.prediction),
         *_half(report.half),
+        *_bounds(report.bounds),
         *_evidence(report.evidence),
     ]
 
@@ -253,6 +255,17 @@ def _half(half: HalfOutcome | None) -> list[Fact]:
     if half.within_tolerance is False:
         return [Fact(label, f"finite, but misses the tolerance{error}", Style.WARN)]
     return [Fact(label, f"stays within tolerance{error}")]
+
+
+def _bounds(bounds: BoundsSummary | None) -> list[Fact]:
+    """The range of every operator's values, and how much of the plan rests on no data at all."""
+    if bounds is None:
+        return []
+    text = f"{bounds.proven_safe} operators proven safe, {bounds.observed_safe} observed safe, "
+    text += f"{bounds.observed_unsafe} observed unsafe, {bounds.unknown} unknown"
+    if bounds.plan_share is not None:
+        text += f"; {format_share(bounds.plan_share)} of the FP16 plan proven without data"
+    return [Fact("Value ranges", text)]
 
 
 def _evidence(evidence: Evidence | None) -> list[Fact]:

@@ -1,8 +1,8 @@
 """The Report: what an analysis, a conversion or a validation found out, as frozen data.
 
 JSON is the dump of these classes with a `schema` field; every other format renders the same data. Sizes are
-in bytes, times in seconds, shares between 0 and 1. This module
-and `details` import the standard library only.
+in bytes, times in seconds, shares between 0 and 1. This module,
+`bounds` and `details` import the standard library only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import ClassVar
 
+from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.details import Details
 
 __all__ = [
@@ -428,6 +429,7 @@ class AnalyzeReport(Report):
     prediction: Prediction | None = None
     half: HalfOutcome | None = None
     evidence: Evidence | None = None
+    bounds: BoundsSummary | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

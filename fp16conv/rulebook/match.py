@@ -105,9 +105,11 @@ class Matcher:
             fact = self.evidence.facts.get(value)
             if figures is not None:
                 continue  # judged as a constant
-            if fact is None or fact.origin is Origin.SYNTHETIC or fact.has_nan:
+            if fact is None or fact.has_nan:
                 return False
-            if self.evidence.masks.magnitude(value, fact.lo, fact.hi) * self._headroom(fact) > MAX:
+            if fact.origin is Origin.SYNTHETIC and fact.proven_max_abs is None:
+                return False
+            if self._grown(self.evidence.masks.magnitude(value, fact.lo, fact.hi), fact) > MAX:
                 return False
         return True
 
@@ -215,13 +217,18 @@ class Matcher:
             headroom, measured = self._headroom(fact), []
             for condition in match.conditions:
                 figure = fact_figure(condition.metric, fact, self.graph, op, value)
-                if not holds(condition, figure * (headroom if condition.headroom else 1.0)):
+                if not holds(condition, self._grown(figure, fact) if condition.headroom else figure):
                     break
                 measured.append(figure)
             else:
                 name, origin = self.graph.values[value].name, str(fact.origin)
                 return self._reason(rule, name, measured[0], origin, headroom, authority)
         return None
+
+    def _grown(self, figure: float, fact: RangeFact) -> float:
+        """A magnitude times the headroom, but no more than what is proven."""
+        grown = figure * self._headroom(fact)
+        return grown if fact.proven_max_abs is None else min(grown, max(figure, fact.proven_max_abs))
 
     def _headroom(self, fact: RangeFact) -> float:
         return self.profile.headroom.get(str(fact.origin), 1.0)

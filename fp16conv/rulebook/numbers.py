@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fp16conv.graph import ModelGraph, Op, RangeFact, TypeVar
+from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar
 from fp16conv.half import MAX, MAX_EXACT_INTEGER, SMALLEST_NORMAL, round_to_fp16
 from fp16conv.rulebook.schema import Condition
 
 __all__ = ["ConstantFigures", "ConstantReader", "fact_figure", "holds", "symbols_of", "values_of"]
+
+
+_LARGEST = frozenset(("max_abs", "has_nan", "integer_max", "accumulated_abs", "accumulated_square"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,12 @@ def _measure(array: npt.NDArray[np.float32]) -> ConstantFigures:
 
 
 def fact_figure(metric: str, fact: RangeFact, graph: ModelGraph, op: Op | None, value: int) -> float:
-    """Measure one figure of a range; NaN where it is not known (no condition on it holds)."""
+    """Measure one figure of a range; NaN where it is not known (no condition on it holds).
+
+    A proven range is an upper bound: it shows that numbers are small, never that some are large.
+    """
+    if fact.origin is Origin.PROVEN and metric in _LARGEST:
+        return float("nan")
     match metric:
         case "max_abs":
             return fact.max_abs

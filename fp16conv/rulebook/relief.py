@@ -89,7 +89,10 @@ def _is_normal(fact: RangeFact | None, profile: Profile) -> bool:
     if fact is None or fact.origin not in _TRUSTED or fact.has_nan:
         return False
     rms = fact.max_abs if fact.rms is None else fact.rms
-    return fact.max_abs * profile.headroom.get(str(fact.origin), 1.0) <= MAX and rms >= MIN_RMS
+    if fact.origin is Origin.PROVEN and fact.rms is None:  # an upper bound says nothing of small numbers
+        rms = fact.min_abs_nonzero or 0.0
+    grown = fact.max_abs * profile.headroom.get(str(fact.origin), 1.0)
+    return min(grown, fact.proven_max_abs or grown) <= MAX and rms >= MIN_RMS
 
 
 def _cancels(graph: ModelGraph, op: Op, facts: Mapping[int, RangeFact]) -> bool:

@@ -287,7 +287,7 @@ def _extremum(call: Call) -> Bounds:
 
 
 def clamp(x: Bounds, low: Bounds | None, high: Bounds | None) -> Bounds:
-    """min(max(x, low), high), as ONNX defines Clip (the upper bound wins)."""
+    """min(max(x, low), high), as ONNX defines Clip (the upper bound wins); NaN may come out as an end."""
     lo, hi = x.lo, x.hi
     if x.nan:
         lo, hi = np.full_like(lo, -np.inf), np.full_like(hi, np.inf)
@@ -296,7 +296,9 @@ def clamp(x: Bounds, low: Bounds | None, high: Bounds | None) -> Bounds:
     if high is not None:
         lo, hi = np.minimum(lo, high.low), np.minimum(hi, high.high)
     integral = all(b is None or b.integral for b in (x, low, high))
-    return interval(lo, hi, x.axis, integral=integral, nan=x.nan, tags=x.tags if high is None else ())
+    return interval(
+        lo, hi, x.axis, integral=integral, nan=x.nan, tags=() if x.nan or high is not None else x.tags
+    )
 
 
 def _clip(call: Call) -> Bounds:
@@ -307,7 +309,7 @@ def _clip(call: Call) -> Bounds:
     result = clamp(call.get(0), *ends)
     if ends[1] is not None and (ends[0] is None or ends[0].high <= ends[1].low):
         upper = ends[1].low  # what dominates still does, up to the upper bound, if that is out of reach
-        if call.get(0).high <= upper:
+        if call.get(0).high <= upper and not call.get(0).nan:
             return replace(result, tags=call.get(0).tags)
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.report import (
     Accuracy,
     AnalyzeReport,
@@ -29,6 +30,7 @@ from fp16conv.reporting.report import (
     ValidateReport,
     ValidationResult,
 )
+from fp16conv.reporting.tuning import Effort, FrontierPoint, Moved, Rounding, TuneReport
 
 HOSTILE = "a\x1b[31m\r\n\x9b2J[bold]\u202e\u2066" + "漢" * 60
 
@@ -112,6 +114,7 @@ def analyze(name: str = "encoder") -> AnalyzeReport:
         prediction=PREDICTION,
         half=HalfOutcome(False, f"/{name}/Pow_3", "Pow"),
         evidence=SYNTHETIC,
+        bounds=BoundsSummary(41, 12, 2, 5, plan_operators=44, plan_proven=36, plan_macs_share=0.87),
     )
 
 
@@ -129,6 +132,49 @@ def convert(name: str = "encoder", *, ok: bool = True) -> ConvertReport:
         checks=(Check("checker", True), Check("strict shapes", None, f"{name}: custom operators")),
         validation=validation(name, ok),
         repairs=(Repair(1, (f"/{name}/Pow_3", "/head/Exp"), math.inf),),
+    )
+
+
+def tune(name: str = "encoder", *, ok: bool = True) -> TuneReport:
+    frontier = tuple(
+        FrontierPoint(
+            origin="default" if i == 2 else "minimum cut",
+            error=0.012 / (i + 1),
+            used=4.0 / (i + 1),
+            ok=i > 2 and ok,
+            seconds=0.0007 + 1e-5 * i,
+            speedup=1.7 - i / 100,
+            casts=2 * i,
+            macs_share=1.0 - i / 20,
+            chosen=i == 4 and ok,
+        )
+        for i in range(10)
+    )
+    return TuneReport(
+        tool_version="0.0.0",
+        findings=findings(name, 1),
+        model=model(name),
+        decisions=decisions(name, 3),
+        size=Size(2_350_000, 1_180_000),
+        output=OutputFile(f"{name}.fp16.onnx", 1_200_000) if ok else None,
+        prediction=PREDICTION,
+        evidence=REAL,
+        checks=(Check("checker", True),) if ok else (),
+        validation=validation(name, ok),
+        tolerance=0.003,
+        met=ok,
+        nearest=0.8 if ok else 1.3,
+        wanted=True,
+        frontier=frontier,
+        effort=Effort(31, 4, 52, 220, not ok),
+        moved=(
+            Moved(f"/{name}/Softmax", "Softmax", "float16", "its values were observed to be safe"),
+            Moved(f"/{name}/Conv_1", "Conv", "float", "its error weighs more than the time it saves"),
+        ),
+        roundings=(
+            Rounding(f"/{name}/Conv_1", "Conv", "result", 0.6, True),
+            Rounding(name, "", "constants", 0.01, False),
+        ),
     )
 
 
@@ -159,6 +205,8 @@ def all_reports(name: str) -> dict[str, Report]:
         "convert": convert(name),
         "convert_missed": convert(name, ok=False),
         "plan": plan(name),
+        "tune": tune(name),
+        "tune_missed": tune(name, ok=False),
         "validate": validate(name),
         "validate_missed": validate(name, ok=False),
     }
