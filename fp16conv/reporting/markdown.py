@@ -9,7 +9,8 @@ from fp16conv.reporting.facts import Topic, facts_of, headline_of, sort_findings
 from fp16conv.reporting.layout import Style
 from fp16conv.reporting.report import DecisionSummary, Report, ValidationResult
 from fp16conv.reporting.sanitize import clip, sanitize
-from fp16conv.reporting.units import format_error, format_share, plural
+from fp16conv.reporting.tuning import TuneReport
+from fp16conv.reporting.units import format_error, format_seconds, format_share, plural
 
 __all__ = ["render_markdown"]
 
@@ -33,6 +34,8 @@ def render_markdown(report: Report) -> str:
             if fact.label and (fact.topic is not Topic.EVIDENCE or fact.label in ("Evidence", "Computed by"))
         ],
     )
+    if isinstance(report, TuneReport):
+        lines += _frontier(report)
     lines += _validation(getattr(report, "validation", None))
     lines += _kept(getattr(report, "decisions", None))
     lines += _findings(report)
@@ -89,6 +92,23 @@ def _kept(decisions: DecisionSummary | None) -> list[str]:
     title = f"<summary>What stays FP32, and why ({plural(kept, 'operator')})</summary>"
     table = _table(("Operators", "Rule", "Types", "Why", "For example"), rows)
     return ["<details>", title, "", *table, "</details>", ""]
+
+
+def _frontier(report: TuneReport) -> list[str]:
+    rows = [
+        (
+            "✅ chosen" if point.chosen else "" if point.ok else "❌",
+            format_error(point.error),
+            format_share(point.used),
+            f"{format_seconds(point.seconds)} ({point.speedup:.2f}x)",
+            str(point.casts),
+            format_share(point.macs_share),
+            _prose(point.origin),
+        )
+        for point in report.frontier
+    ]
+    header = ("", "rel. L2", "of allowed", "predicted", "casts", "FP16 MACs", "found by")
+    return ["**Measured plans**", "", *_table(header, rows)] if rows else []
 
 
 def _findings(report: Report) -> list[str]:
