@@ -23,10 +23,11 @@ __all__ = ["DETAILED", "FORMS", "SUFFIXES", "Delivery", "report_flags"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FORMS = ("text", "json", "markdown", "sarif", "junit")
+FORMS = ("text", "json", "html", "markdown", "sarif", "junit")
 SUFFIXES = {
     ".txt": "text",
     ".json": "json",
+    ".html": "html",
     ".md": "markdown",
     ".sarif": "sarif",
     ".xml": "junit",

@@ -94,6 +94,7 @@ class OperatorDetail:
         macs: multiply-accumulates, None where unknown.
         error: largest relative L2 error of its outputs in the plan, None where not measured.
         error_in: largest relative L2 error of what it reads.
+        block: names of the blocks around it, outermost first; empty where the model names none.
     """
 
     label: str
@@ -106,6 +107,7 @@ class OperatorDetail:
     macs: int | None = None
     error: float | None = None
     error_in: float | None = None
+    block: tuple[str, ...] = ()
 
     @property
     def error_added(self) -> float | None:

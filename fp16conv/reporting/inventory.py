@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fp16conv.evidence.summary import LOWEST_EXPONENT
-from fp16conv.graph import Container, DataType, ModelGraph, RangeFact, Value
+from fp16conv.graph import Container, DataType, ModelGraph, Op, RangeFact, Value
 from fp16conv.planning.plan import Decision, PrecisionPlan
 from fp16conv.reporting.details import Details, OperatorDetail, ReasonNote, RuleNote, ValueDetail
 from fp16conv.rulebook.book import RuleBook
@@ -16,7 +16,7 @@ from fp16conv.rulebook.patterns import PatternRule
 from fp16conv.rulebook.schema import Rule
 from fp16conv.rulebook.types import Authority, Reason
 
-__all__ = ["list_converted", "list_operators", "note_rules"]
+__all__ = ["find_block", "list_converted", "list_operators", "note_rules"]
 
 _RULE = "pkg.fp16conv.rule"
 _REASON = "pkg.fp16conv.reason"
@@ -84,6 +84,7 @@ def list_operators(
                 macs=(macs or {}).get(op.id),
                 error=max((v.error for v in outputs if v.error is not None), default=None),
                 error_in=_largest(errors, op.inputs),
+                block=find_block(op, graph.scope_path(op.scope)),
             )
         )
     return Details(
@@ -127,10 +128,26 @@ def list_converted(
                 outputs=outputs,
                 error=max((v.error for v in outputs if v.error is not None), default=None),
                 error_in=max(before, default=None),
+                block=find_block(op, graph.scope_path(op.scope)),
             )
         )
     inputs = tuple(detail(value) for value in _floats(graph, graph.main.inputs))
     return Details(tuple(operators), inputs, (), error_note if errors else "")
+
+
+def find_block(op: Op, scope: str) -> tuple[str, ...]:
+    """Names of the blocks around an operator, outermost first.
+
+    From the exporter's note on the node (`pkg.torch.onnx.namespace`), else from a name that is a path
+    (`/model/layer.0/attn/MatMul`, `model.layer.0.MatMul`). Subgraphs and functions are blocks of their own.
+    """
+    outer = () if scope == "main" else tuple(scope.removeprefix("main/").split("/"))
+    space = op.metadata.get("pkg.torch.onnx.namespace") or op.metadata.get("namespace") or ""
+    parts = [part.partition(":")[0].strip() for part in space.split("/")[:-1]]
+    if not any(parts):
+        separator = "/" if "/" in op.name else "." if op.name.count(".") > 1 else None
+        parts = op.name.split(separator)[:-1] if separator else []
+    return outer + tuple(part for part in parts if part)
 
 
 def note_rules(book: RuleBook, identifiers: Iterable[str]) -> tuple[RuleNote, ...]:
