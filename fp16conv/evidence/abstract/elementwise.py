@@ -190,7 +190,8 @@ def _normalized(call: Call, result: Bounds, slot: int, by: int, *, inverse: bool
         largest *= 1 + 2.0**-6  # as for the operators: a fused kernel may round the mean once more
         if not math.isfinite(largest):
             continue
-        lo, hi = np.maximum(result.lo, -largest), np.minimum(result.hi, largest)
+        least = 0.0 if call.get(slot).low >= 0 else -largest  # what dominates is not negative
+        lo, hi = np.maximum(result.lo, least), np.minimum(result.hi, largest)
         ball = result.ball
         if tag.size > 1 and tag.threshold > 0:  # a norm: the vector itself is bounded
             ball = round_ball(tag.axis, tag.size, largest) or ball

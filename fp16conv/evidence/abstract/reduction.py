@@ -56,8 +56,8 @@ def _count(call: Call, axes: tuple[int, ...] | None) -> int | None:
 
 
 def _relations(call: Call, axes: tuple[int, ...] | None, factor: float) -> tuple[Dominance, ...]:
-    """What a sum of terms that are not negative dominates: each of its terms."""
-    if axes is None or call.get(0).low < 0 or call.get(0).nan or factor <= 0:
+    """What a sum of terms that are not negative dominates: each of its terms (a NaN makes it NaN)."""
+    if axes is None or call.get(0).low < 0 or factor <= 0:
         return ()
     dropped = () if call.attr("keepdims", 1) else axes
     axis = axes[0] if len(axes) == 1 else 0
