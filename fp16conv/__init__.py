@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fp16conv.api import analyze, convert, load, plan, tune, validate
+    from fp16conv.api import analyze, convert, export, load, plan, tune, validate
     from fp16conv.errors import Fp16convError
     from fp16conv.graph import DataType, ModelGraph, RangeFact
     from fp16conv.planning.plan import Cast, Decision, PrecisionPlan
@@ -43,6 +43,7 @@ __all__ = [
     "__version__",
     "analyze",
     "convert",
+    "export",
     "load",
     "plan",
     "tune",
@@ -67,6 +68,7 @@ _HOME = {
     "Verdict": "fp16conv.rulebook.types",
     "analyze": "fp16conv.api",
     "convert": "fp16conv.api",
+    "export": "fp16conv.api",
     "load": "fp16conv.api",
     "plan": "fp16conv.api",
     "tune": "fp16conv.api",

@@ -20,10 +20,12 @@ from torch.fx import GraphModule
 
 import fp16conv
 from fp16conv.conversion.fx import convert_program, save_program, verify_types
+from fp16conv.conversion.save import save
 from fp16conv.errors import UsageError, ValidationError
 from fp16conv.evidence.calibration import Calibration
 from fp16conv.evidence.fx import calibrate_program
 from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
+from fp16conv.frontends.fx.export import export_program
 from fp16conv.frontends.fx.importer import import_program
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.fx.sources import TorchSource, load_program
@@ -52,7 +54,18 @@ from fp16conv.validation.compare import ValidationResult
 from fp16conv.validation.fx import compare_programs, try_half
 from fp16conv.validation.metrics import ATOL, RTOL
 
-__all__ = ["Conversion", "ProgramStudy", "analyze", "convert", "convert_module", "load", "plan", "validate"]
+__all__ = [
+    "Conversion",
+    "ProgramStudy",
+    "analyze",
+    "convert",
+    "convert_module",
+    "export",
+    "load",
+    "open_feeds",
+    "plan",
+    "validate",
+]
 
 TARGET = "torch-cuda"
 Source: TypeAlias = TorchSource | LoadedProgram
@@ -268,6 +281,40 @@ def convert(
         repairs=(),
         findings=tuple(findings),
     )
+
+
+def export(
+    source: Source,
+    output: str | os.PathLike[str],
+    *,
+    opset: int | None = None,
+    progress: Progress | None = None,
+    **inputs: Unpack[InputWords],
+) -> tuple[Path, ...]:
+    """Export a program to an .onnx file in FP32, for the ONNX verbs.
+
+    Args:
+        source: nn.Module, ExportedProgram, `package.module:factory` or a .pt2 file.
+        output: .onnx file to write.
+        opset: ONNX opset, the exporter's default if None.
+        progress: told about each step.
+        **inputs: see `InputWords`; example inputs where the source has none.
+
+    Returns:
+        The files written, the model first.
+
+    Raises:
+        ModelError: it cannot be exported.
+        UsageError: the output is no .onnx file, or lies in no folder.
+    """
+    target = Path(output)
+    if target.suffix.lower() != ".onnx":
+        raise UsageError(f"'{target.name}' is no .onnx file", hint="name the file to write: OUT.onnx")
+    _tell(progress, "loading")
+    loaded = _load(source, read_options(**inputs))
+    _tell(progress, "exporting to ONNX")
+    exported = export_program(loaded, Path(f"{loaded.source}.exported"), opset=opset)
+    return save(exported.model, target, exported)
 
 
 def validate(

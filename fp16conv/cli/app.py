@@ -29,6 +29,7 @@ VERBS = {
     "plan": "Write the decisions and their reasons to a file.",
     "convert": "Convert a model: plan, convert, verify, validate, save.",
     "tune": "Find the fastest plan that meets an accuracy target.",
+    "export": "Export a PyTorch program to ONNX and audit the result.",
     "validate": "Compare a converted model with its FP32 original.",
     "rules": "List, explain and check the rules behind the decisions.",
     "doctor": "Show what this machine can run and whether it works.",
@@ -52,7 +53,8 @@ Known limitations:
     inside one operator stay FP32, as Tensor Cores accumulate. Speed is never
     measured, only predicted.
   - Without --data the inputs are made up, and reports say so.
-  - ONNX models only; quantized operators and unknown domains stay as they are.
+  - ONNX models, and PyTorch programs with the extra fp16conv[torch].
+  - Quantized operators and unknown domains stay as they are.
 
 Exit codes: 0 fine, 1 findings or tolerance missed, 2 usage, rules or plan error, 3 model unreadable or
 unsupported, 4 conversion failed (no file left), 5 validation could not run, 70 bug in fp16conv,

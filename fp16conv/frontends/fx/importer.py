@@ -21,7 +21,7 @@ from fp16conv.frontends.fx.program import DTYPES, LoadedProgram, Slot, TorchTens
 from fp16conv.frontends.fx.typing import type_variables
 from fp16conv.graph import DataType, Dim, GraphBuilder, ScopeKind, Use, ValueKind
 
-__all__ = ["ASSERT_METADATA", "digest_of", "import_program"]
+__all__ = ["ASSERT_METADATA", "digest_of", "import_program", "locate_frame"]
 
 ASSERT_METADATA: Final = torch.ops.aten._assert_tensor_metadata.default
 """Pins the dtype a tensor had while it was traced; no operator, and rewritten by the converter."""
@@ -307,13 +307,31 @@ def _locate(node: Node) -> tuple[str, dict[str, str]]:
     path = re.sub(r"\['([^']+)'\]", r".\1", str(path).removeprefix("L['self']").removeprefix("L__self__"))
     path = path.lstrip(".")
     metadata = {"module": path, "module_type": kind if isinstance(kind, str) else kind.__name__}
-    lines = (node.meta.get("stack_trace") or "").splitlines()
+    metadata |= locate_frame(node.meta.get("stack_trace") or "")
+    return path, {key: text for key, text in metadata.items() if text}
+
+
+def locate_frame(trace: str) -> dict[str, str]:
+    r"""The innermost line of a stack trace that is the user's own code.
+
+    Args:
+        trace: as Python prints it, innermost call last.
+
+    Returns:
+        `line` (file:number) and `code`; empty where there is no frame.
+
+    Example:
+        >>> locate_frame('File "net.py", line 7, in forward\\n    y = self.fc(x)')
+        {'line': 'net.py:7', 'code': 'y = self.fc(x)'}
+    """
+    found: dict[str, str] = {}
+    lines = trace.splitlines()
     for number, text in enumerate(lines):
         frame = _FRAME.search(text)
-        if frame and (not frame["file"].startswith(_TORCH) or "line" not in metadata):
-            metadata["line"] = f"{frame['file']}:{frame['line']}"
-            metadata["code"] = lines[number + 1].strip() if number + 1 < len(lines) else ""
-    return path, {key: text for key, text in metadata.items() if text}
+        if frame and (not frame["file"].startswith(_TORCH) or not found):
+            found["line"] = f"{frame['file']}:{frame['line']}"
+            found["code"] = lines[number + 1].strip() if number + 1 < len(lines) else ""
+    return found
 
 
 def _output_names(program: ExportedProgram, count: int) -> list[str]:
