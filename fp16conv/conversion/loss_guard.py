@@ -92,15 +92,13 @@ def carry_over(source: onnx.ModelProto, target: onnx.ModelProto, halves: Mapping
 def _restore_interface(source: onnx.GraphProto, target: onnx.GraphProto) -> None:
     for before, after in ((source.input, target.input), (source.output, target.output)):
         for old, new in zip(before, after, strict=True):
-            element = new.type.tensor_type.elem_type
-            if new.type.WhichOneof("value") == "tensor_type":
-                new.CopyFrom(old)
-                new.type.tensor_type.elem_type = element
-            elif not new.type.WhichOneof("value"):
-                new.CopyFrom(old)
-            else:  # a sequence or optional, perhaps of another element type
-                new.doc_string = old.doc_string
-                new.type.denotation = old.type.denotation
+            converted = onnx.TypeProto()
+            converted.CopyFrom(new.type)
+            new.CopyFrom(old)
+            if not new.type.WhichOneof("value"):
+                new.type.CopyFrom(converted)
+            elif element := _innermost(converted).elem_type:
+                _innermost(new.type).elem_type = element
     noted = {info.name for info in target.value_info}
     outputs = {info.name: info for info in target.output}
     for info in source.value_info:  # some exporters list outputs there too
@@ -108,6 +106,13 @@ def _restore_interface(source: onnx.GraphProto, target: onnx.GraphProto) -> None
             entry = target.value_info.add()
             entry.CopyFrom(info)
             entry.type.CopyFrom(outputs[info.name].type)
+
+
+def _innermost(type_: onnx.TypeProto) -> onnx.TypeProto.Tensor:
+    """What a tensor, or the tensors in a sequence or optional, are made of."""
+    while (kind := type_.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        type_ = getattr(type_, kind).elem_type
+    return type_.tensor_type
 
 
 def _tidy(graph: onnx.GraphProto, noted: Collection[str]) -> None:

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from fp16conv.conversion.loss_guard import refuse_losses
+from fp16conv.conversion.loss_guard import carry_over, refuse_losses
 from fp16conv.errors import ModelError
 from tests.unit.conversion.models import parse
 
@@ -56,3 +56,21 @@ def test_fields_from_the_future_are_refused_where_they_are() -> None:
     proto.graph.node[0].ParseFromString(content)
     with pytest.raises(ModelError, match=r"does not know, in model\.graph\.node\[0\]"):
         refuse_losses(proto, "model.onnx")
+
+
+def test_interface_of_containers_keeps_everything_but_the_element_type() -> None:
+    element = helper.make_sequence_type_proto(helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ["n"]))
+    info = helper.make_value_info("x", helper.make_optional_type_proto(element))
+    source = onnx.ModelProto()
+    source.graph.input.append(info)
+    target = onnx.ModelProto()
+    target.CopyFrom(source)
+    inner = target.graph.input[0].type.optional_type.elem_type.sequence_type.elem_type.tensor_type
+    inner.elem_type = onnx.TensorProto.FLOAT16
+    inner.ClearField("shape")
+    carry_over(source, target, {})
+    expected = onnx.ModelProto()
+    expected.CopyFrom(source)
+    inner = expected.graph.input[0].type.optional_type.elem_type.sequence_type.elem_type.tensor_type
+    inner.elem_type = onnx.TensorProto.FLOAT16
+    assert target == expected
