@@ -21,7 +21,7 @@ def list_frontier(points: Sequence[Point], chosen: Point | None) -> tuple[Fronti
             origin=point.origin,
             error=point.reading.relative_l2,
             used=point.reading.worst,
-            ok=point.reading.ok,
+            ok=point.reading.ok and point.reading.worst <= 1.0,
             seconds=point.time * 1e-6,
             speedup=point.plan.predicted["speedup"],
             casts=len(point.plan.casts),

@@ -82,9 +82,9 @@ def _uri(path: str) -> str:
     return f"file:///{encoded}" if PurePath(path).is_absolute() else encoded
 
 
-def _message(text: str) -> dict[str, str]:
+def _message(*lines: str) -> dict[str, str]:
     """Plain text: brackets would be links (section 3.11.6)."""
-    return {"text": re.sub(r"([\\\[\]])", r"\\\1", sanitize(text)) or "-"}
+    return {"text": "\n".join(re.sub(r"([\[\]])", r"\\\1", sanitize(row)) for row in lines) or "-"}
 
 
 def _location(model: str, where: str) -> dict[str, Any]:
@@ -138,17 +138,23 @@ def _rules(report: Report, results: list[dict[str, Any]]) -> list[dict[str, Any]
     decisions = getattr(report, "decisions", None)
     for group in decisions.kept if decisions is not None else ():
         kept.setdefault(group.rule, group)
+    first: dict[str, str] = {}
+    for result in results:
+        first.setdefault(result["ruleId"], result["message"]["text"])
     rules = []
-    for identifier in sorted({result["ruleId"] for result in results}):
-        rule: dict[str, Any] = {"id": identifier}
+    for identifier in sorted(first):
         note = notes.get(identifier)
-        if note is not None:
-            rule["name"] = "".join(word.capitalize() for word in re.split(r"\W+", identifier))
-            rule["shortDescription"] = _message(note.name)
-            rule["fullDescription"] = _message(note.rationale or note.name)
-            rule["help"] = _message("\n".join([note.rationale, *(f"Source: {s}" for s in note.sources)]))
-        else:
-            rule["shortDescription"] = _message(identifier.replace("-", " "))
-        rule["defaultConfiguration"] = {"level": "note" if identifier in kept else "warning"}
-        rules.append(rule)
+        # GitHub refuses rules without a full description and help.
+        full = {"text": first[identifier]} if note is None else _message(note.rationale or note.name)
+        more = () if note is None else (note.rationale, *(f"Source: {source}" for source in note.sources))
+        rules.append(
+            {
+                "id": identifier,
+                "name": "".join(word.capitalize() for word in re.split(r"\W+", identifier)),
+                "shortDescription": _message(identifier.replace("-", " ") if note is None else note.name),
+                "fullDescription": full,
+                "help": _message(*more, f"More: fp16conv rules explain {identifier}") if more else full,
+                "defaultConfiguration": {"level": "note" if identifier in kept else "warning"},
+            }
+        )
     return rules

@@ -16,7 +16,7 @@ class FrontierPoint:
     Args:
         origin: how it was found: `default`, `minimum cut`, `region in FP16`.
         error: largest relative L2 error of a floating output, None where none is defined.
-        used: largest error of an output over what it is allowed; 1 or less is within tolerance.
+        used: largest error of an output in a batch over what it is allowed; 1 or less is within tolerance.
         ok: every output is within tolerance.
         seconds: predicted time.
         speedup: predicted, against FP32.
