@@ -40,10 +40,12 @@ def classify(
     """Say for each operator how it is known to be safe in FP16.
 
     Safe: all values that it reads and writes in FP16 are below 65504 in magnitude (32752 where that is
-    proven, so that roundings have room). Small numbers make an operator unsafe only where they are divided
-    by, or their logarithm or negative power is taken: the operand must stay a normal FP16 number there,
-    else the operator is at most observed safe, or unknown. Elsewhere an underflow costs an absolute error
-    of 2^-25 and is the rules' concern. NaN that FP32 has too is no failure of FP16.
+    proven, so that roundings have room). Small numbers keep an operator from being safe in three places:
+    where they are divided by, or their logarithm or negative power is taken, the operand must stay a normal
+    FP16 number; where a root is taken it must not be able to turn negative; and a constant that is wholly
+    below the normal FP16 numbers does its work no more. Such an operator is at most observed safe, or
+    unknown. Elsewhere an underflow costs an absolute error of 2^-25 and is the rules' concern. NaN that
+    FP32 has too is no failure of FP16.
 
     Args:
         graph: the model.
@@ -109,12 +111,27 @@ def _judge(
         if divisor is not None and divisor in values and not (op.key == "Pow" and _is_growing(graph, op)):
             safety = _of_divisor(proven.get(divisor), observed.get(divisor))
             worst = max(worst, safety, key=_RANK.__getitem__)
+    if op.key == "Sqrt" and op.inputs[0] in values:
+        worst = max(worst, _of_radicand(proven, observed, op.inputs[0]), key=_RANK.__getitem__)
     return worst
+
+
+def _of_radicand(
+    proven: Mapping[int, RangeFact], observed: Mapping[int, RangeFact], value: int | None
+) -> Safety:
+    """A difference that is small and positive in FP32 may be negative in FP16."""
+    if value is None:
+        return Safety.UNKNOWN
+    proof, seen = proven.get(value), observed.get(value)
+    if (proof is not None and proof.lo >= 0) or (seen is not None and seen.origin is Origin.CONSTANT):
+        return Safety.PROVEN
+    return Safety.OBSERVED if seen is not None and seen.lo >= SMALLEST_NORMAL else Safety.UNKNOWN
 
 
 def _of_value(proof: RangeFact | None, seen: RangeFact | None) -> Safety:
     if seen is not None and seen.origin is Origin.CONSTANT:
-        return Safety.PROVEN if _fits(seen) else Safety.UNSAFE
+        vanishes = 0 < seen.max_abs < SMALLEST_NORMAL  # an eps that does its work no more
+        return Safety.UNSAFE if not _fits(seen) else Safety.UNKNOWN if vanishes else Safety.PROVEN
     if proof is not None and proof.max_abs * MARGIN <= MAX:
         return Safety.PROVEN
     if seen is None or seen.origin not in (Origin.OBSERVED, Origin.SYNTHETIC):
