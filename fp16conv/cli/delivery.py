@@ -23,7 +23,7 @@ __all__ = ["DETAILED", "FORMS", "SUFFIXES", "Delivery", "report_flags"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FORMS = ("text", "json", "html", "markdown", "sarif", "junit")
+FORMS = ("text", "json", "html", "markdown", "sarif", "junit", "model-explorer")
 SUFFIXES = {
     ".txt": "text",
     ".json": "json",

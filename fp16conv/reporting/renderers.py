@@ -8,6 +8,7 @@ from fp16conv.reporting.html import render_html
 from fp16conv.reporting.json import render_json
 from fp16conv.reporting.junit import render_junit
 from fp16conv.reporting.markdown import render_markdown
+from fp16conv.reporting.model_explorer import render_model_explorer
 from fp16conv.reporting.report import Report
 from fp16conv.reporting.sarif import render_sarif
 from fp16conv.reporting.text import render_text
@@ -21,4 +22,5 @@ RENDERERS: Mapping[str, Callable[[Report], str]] = {
     "markdown": render_markdown,
     "sarif": render_sarif,
     "junit": render_junit,
+    "model-explorer": render_model_explorer,
 }

@@ -12,6 +12,7 @@ import pytest
 from fp16conv.cli import delivery
 from fp16conv.reporting.renderers import RENDERERS
 from fp16conv.reporting.report import Finding, Severity
+from tests.unit.reporting import sample_details as details
 from tests.unit.reporting import sample_reports as samples
 
 WARNING = Finding(Severity.WARNING, "half-unsafe", "w", "m")
@@ -20,7 +21,7 @@ ERROR = Finding(Severity.ERROR, "broken", "w", "m")
 
 def analyze_with(*findings: Finding) -> Any:
     def function(model: str, **options: Any) -> Any:
-        return dataclasses.replace(samples.analyze(), findings=findings)
+        return dataclasses.replace(details.report(20), findings=findings)
 
     return function
 

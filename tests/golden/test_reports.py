@@ -40,4 +40,4 @@ def test_report(kind: str, label: str, form: str) -> None:
 
 def test_every_format_has_a_file_ending() -> None:
     # A page of HTML is mostly its script: tests/unit/reporting/test_html.py and tests/browser look at it.
-    assert set(SUFFIX) | {"html"} == set(RENDERERS)
+    assert set(SUFFIX) | {"html", "model-explorer"} == set(RENDERERS)
