@@ -31,7 +31,7 @@ class Reading:
 
     Args:
         error: root of the summed squares of (error / allowed error) over the outputs.
-        worst: largest error / allowed error of any output; 1 or less is within tolerance.
+        worst: largest error / allowed error of any output in any batch; 1 or less is within tolerance.
         ok: every output is within tolerance.
         relative_l2: largest relative L2 error of a floating output, None where none is defined.
     """
@@ -138,7 +138,7 @@ class Meter:
                 self.out_of_time = True
                 return None
             found = run()
-            reading = Reading(found.error, found.worst, found.ok, found.relative_l2)
+            reading = Reading(found.error, found.peak, found.ok, found.relative_l2)
             self._journal.add(key, reading)
         else:
             self.reused += 1

@@ -298,8 +298,9 @@ class Search:
             return point.cost, point.reading.worst
 
         points = sorted(self._points.values(), key=lambda p: (p.time, p.reading.worst))
-        safe = [p for p in points if self._meets(p) or (p.origin == "default" and p.reading.ok)]
-        tight = [p for p in points if p.reading.ok and p not in safe]
+        within = [p for p in points if p.reading.ok and p.reading.worst <= 1.0]
+        safe = [p for p in within if self._meets(p) or p.origin == "default"]
+        tight = [p for p in within if p not in safe]
         ranked = [*sorted(safe, key=speed), *sorted(tight, key=lambda p: p.reading.worst)]
         meter = self._meter
         return TuneResult(
