@@ -101,11 +101,15 @@ def _restore_interface(source: onnx.GraphProto, target: onnx.GraphProto) -> None
                 _innermost(new.type).elem_type = element
     noted = {info.name for info in target.value_info}
     outputs = {info.name: info for info in target.output}
-    for info in source.value_info:  # some exporters list outputs there too
-        if info.name in outputs and info.name not in noted:
+    for info in source.value_info:
+        if info.name in noted:
+            continue
+        if info.name in outputs:  # some exporters list outputs there too
             entry = target.value_info.add()
             entry.CopyFrom(info)
             entry.type.CopyFrom(outputs[info.name].type)
+        elif info.type.WhichOneof("value") not in (None, "tensor_type"):
+            target.value_info.add().CopyFrom(info)  # maps, which are never retyped
 
 
 def _innermost(type_: onnx.TypeProto) -> onnx.TypeProto.Tensor:

@@ -59,7 +59,8 @@ def complete_types(model: ir.Model) -> None:
             value.const_value = tensor
     for value, proto in types.items():
         if value.type is None:
-            value.type = ir.serde.deserialize_type_proto_for_type(proto)
+            with contextlib.suppress(ir.serde.SerdeError):  # maps
+                value.type = ir.serde.deserialize_type_proto_for_type(proto)
         if value.shape is None:
             with contextlib.suppress(ValueError):
                 value.shape = ir.serde.deserialize_type_proto_for_shape(proto)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,7 +156,8 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     """Build both forms from a parsed model; `path` names it and roots its external data."""
     _refuse_sparse_attributes(proto, path)
     try:
-        model = ir.serde.deserialize_model(proto)
+        with _without_map_types(proto):
+            model = ir.serde.deserialize_model(proto)
     except (ValueError, TypeError, KeyError, NotImplementedError, ir.serde.SerdeError) as e:
         raise ModelError("is not a valid ONNX model", where=str(path), why=_first_line(e)) from e
     base_dir = path.resolve().parent
@@ -185,6 +187,32 @@ def _refuse_sparse_attributes(proto: onnx.ModelProto, path: Path) -> None:
                 )
             for graph in (*([attr.g] if attr.HasField("g") else ()), *attr.graphs):
                 waiting += graph.node
+
+
+@contextlib.contextmanager
+def _without_map_types(proto: onnx.ModelProto) -> Iterator[None]:
+    """Take types onnx_ir has no class for (maps, as ZipMap makes them) out of the main graph for a while."""
+    graph = proto.graph
+    hidden = [
+        (info, onnx.TypeProto.FromString(info.type.SerializeToString()))
+        for info in (*graph.input, *graph.output, *graph.value_info)
+        if _holds_map(info.type)
+    ]
+    for info, _ in hidden:
+        info.ClearField("type")
+    try:
+        yield
+    finally:
+        for info, type_ in hidden:
+            info.type.CopyFrom(type_)
+
+
+def _holds_map(type_: TypeProto) -> bool:
+    kind = type_.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        inner: TypeProto = getattr(type_, kind).elem_type
+        return _holds_map(inner)
+    return kind == "map_type"
 
 
 def _first_line(error: BaseException) -> str:
@@ -290,7 +318,7 @@ class _Importer:
         self.builder.close_scope(scope, inputs, [self._id(v, scope) for v in graph.outputs])
 
     def _id(self, value: ir.Value | None, scope: int) -> int | None:
-        if value is None or not value.name and value.producer() is None:
+        if value is None or (not value.name and value.producer() is None):
             return None
         if value not in self._ids:  # read but defined nowhere: a sparse initializer, or an invalid model
             self._add(value, scope, ValueKind.INPUT, container=Container.SPARSE)

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.message import Message
 from onnx import helper, numpy_helper
 
+import fp16conv
 from fp16conv.conversion.loss_guard import refuse_losses
 from fp16conv.conversion.onnx import convert
 from fp16conv.conversion.save import serialize
@@ -186,3 +187,38 @@ def test_what_is_refused_is_refused_before_any_work(full: LoadedModel) -> None:
     full.proto.training_info.add().algorithm.name = "sgd"
     with pytest.raises(ModelError, match="training_info"):
         refuse_losses(full.proto, "model.onnx")
+
+
+def test_maps_of_classical_models_are_kept(tmp_path: Path) -> None:
+    """A classifier as scikit-learn's converter writes it: probabilities as a sequence of maps."""
+    node, info = helper.make_node, helper.make_tensor_value_info
+    maps = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(onnx.TensorProto.INT64, helper.make_tensor_type_proto(1, []))
+    )
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"], "product"),
+        node("Softmax", ["m"], ["p"], "softmax"),
+        node("ZipMap", ["p"], ["z"], "zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
+        node("ZipMap", ["p"], ["unused"], "again", domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
+    ]
+    weight = numpy_helper.from_array(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3), "w")
+    graph = helper.make_graph(
+        nodes,
+        "classifier",
+        [info("x", 1, ["n", 4])],
+        [helper.make_value_info("z", maps), info("p", 1, ["n", 3])],
+        [weight],
+        value_info=[helper.make_value_info("unused", maps)],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    onnx.checker.check_model(proto, full_check=True)
+    loaded = _load(proto, tmp_path / "classifier.onnx")
+    assert loaded.proto == proto
+    assert _plain(serialize(convert(loaded, all_fp32(loaded.graph)), loaded)) == _plain(proto)
+    report = fp16conv.convert(loaded, tmp_path / "result.onnx")
+    result = onnx.load(tmp_path / "result.onnx")
+    assert result.graph.output[0].type == maps
+    assert [i.type for i in result.graph.value_info if i.name == "unused"] == [maps]
+    assert report.validation is not None
+    assert report.ok
