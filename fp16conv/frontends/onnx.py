@@ -212,7 +212,7 @@ def _holds_map(type_: TypeProto) -> bool:
     if kind in ("sequence_type", "optional_type"):
         inner: TypeProto = getattr(type_, kind).elem_type
         return _holds_map(inner)
-    return kind == "map_type"
+    return bool(kind == "map_type")
 
 
 def _first_line(error: BaseException) -> str:
