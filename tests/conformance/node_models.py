@@ -199,11 +199,13 @@ class Sweep:
             path.write_bytes(proto.SerializeToString())
             return self.runtime.load(path)
 
-    def study(self, reference: Reference) -> Study:
+    def study(self, reference: Reference, *, observe: bool = True) -> Study:
         """What is known of the model: constants, and ranges observed on the test's own inputs."""
         makers = tuple(functools.partial(dict, feeds) for feeds in reference.feeds)
         feeds = FeedSource("real", "the test's own inputs", makers)
-        calibration = calibrate(reference.loaded, self.runtime, feeds) if reference.runs else None
+        calibration = None
+        if observe and reference.runs:
+            calibration = calibrate(reference.loaded, self.runtime, feeds)
         return Study(read_options(), reference.loaded, self._book, feeds, calibration, "")
 
     def most(self, study: Study, profile: str) -> PrecisionPlan:
