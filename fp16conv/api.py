@@ -19,6 +19,7 @@ from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.frontends.sources import is_torch_source
+from fp16conv.inspection import diff, explain
 from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
@@ -61,7 +62,7 @@ from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
 
-__all__ = ["analyze", "convert", "default_cache", "export", "load", "plan", "tune", "validate"]
+__all__ = ["analyze", "convert", "default_cache", "diff", "explain", "export", "load", "plan", "tune", "validate"]
 
 PathLike = str | os.PathLike[str]
 Source = PathLike | LoadedModel

@@ -31,6 +31,8 @@ VERBS = {
     "tune": "Find the fastest plan that meets an accuracy target.",
     "export": "Export a PyTorch program to ONNX and audit the result.",
     "validate": "Compare a converted model with its FP32 original.",
+    "explain": "Say why one operator has its precision, and what would change it.",
+    "diff": "Compare two plans or two models: precision and casts.",
     "rules": "List, explain and check the rules behind the decisions.",
     "doctor": "Show what this machine can run and whether it works.",
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fp16conv.reporting.bounds import BoundsSummary
+from fp16conv.reporting.inspection import DiffReport, ExplainReport
 from fp16conv.reporting.layout import Style
 from fp16conv.reporting.report import (
     AnalyzeReport,
@@ -178,12 +179,42 @@ def _validate(report: ValidateReport) -> list[Fact]:
     return files + _evidence(report.evidence) + validation_facts(report.validation)
 
 
+def _explain(report: ExplainReport) -> list[Fact]:
+    op = report.operator
+    reason = op.reasons[0].text if op.reasons else "it makes and reads no FP32 tensors"
+    facts = [Fact(op.label, f"{op.precision.upper()}: {reason}")]
+    facts += [Fact("Because", r.text) for r in op.reasons[1:]]
+    for outcome in report.outcomes:
+        text = f"{outcome.precision.upper()}, {plural(outcome.casts, 'cast')} in the plan"
+        facts.append(Fact(outcome.change, text, topic=Topic.COST))
+    return facts
+
+
+def _diff(report: DiffReport) -> list[Fact]:
+    before, after = report.casts
+    changed = (
+        f"{plural(len(report.changes), 'operator')} of {report.operators} changed"
+        if report.differs
+        else "none"
+    )
+    facts = [Fact("Differences", changed), Fact("Casts", f"{before} -> {after}", topic=Topic.COST)]
+    facts += [Fact("Note", note, topic=Topic.EVIDENCE) for note in report.notes]
+    return facts + [
+        Fact(
+            change.op, f"{change.before} -> {change.after}" + (f": {change.reason}" if change.reason else "")
+        )
+        for change in report.changes
+    ]
+
+
 _FACTS: dict[type[Report], Callable[..., list[Fact]]] = {
     AnalyzeReport: _analyze,
     PlanReport: _plan,
     TuneReport: _tune,
     ConvertReport: _convert,
     ValidateReport: _validate,
+    ExplainReport: _explain,
+    DiffReport: _diff,
 }
 
 _HEADLINES: dict[type[Report], str] = {ConvertReport: "Written", ValidateReport: "Validated"}

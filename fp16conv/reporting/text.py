@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fp16conv.reporting.closeup import layout_diff, layout_explain
 from fp16conv.reporting.facts import Fact, describe_contents, facts_of, sort_findings
+from fp16conv.reporting.inspection import DiffReport, ExplainReport
 from fp16conv.reporting.layout import Line, Style, heading, line, to_text, wrap
 from fp16conv.reporting.report import (
     AnalyzeReport,
@@ -139,6 +141,8 @@ _LAYOUTS: dict[type[Report], Callable[..., list[Line]]] = {
     TuneReport: _tune,
     ConvertReport: _convert,
     ValidateReport: _validate,
+    ExplainReport: layout_explain,
+    DiffReport: layout_diff,
 }
 
 

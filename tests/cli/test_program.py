@@ -159,7 +159,7 @@ def test_validate_fails_when_the_tolerance_is_missed(cli: Any) -> None:
         (["analyze", "m.onnx", "--target", "onnxruntime-cud"], "'onnxruntime-cuda'"),
         (["analyze", "m.onnx", "--device", "a1O"], "'a10'"),
         (["analyze", "m.onnx", "--format", "jason"], "did you mean 'json'?"),
-        (["analyze", "m.onnx", "--format", "xml"], "known: json"),
+        (["analyze", "m.onnx", "--format", "xml"], "known: html, json"),
         (["convert", "m.onnx", "-o", "o", "--provider", "cda"], "did you mean 'cuda'?"),
         (["analyze", "m.onnx", "--shape", "x=1y3"], "is not NAME=SHAPE"),
         (["analyze", "m.onnx", "--shape", "1x3"], "is not NAME=SHAPE"),
