@@ -6,13 +6,15 @@ import json
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp16conv.cli.environment import Environment
 from fp16conv.cli.groups import SuggestingGroup, suggest
-from fp16conv.cli.options import format_flag, level_flags
-from fp16conv.cli.terminal import print_text
+from fp16conv.cli.options import api_arguments, decision_flags, format_flag, input_flags, level_flags
+from fp16conv.cli.params import Tolerance
+from fp16conv.cli.terminal import print_report, print_text, show_progress
 from fp16conv.errors import UsageError
 from fp16conv.reporting.sanitize import clip, sanitize
 
@@ -30,6 +32,7 @@ Examples:
   fp16conv rules list --op Softmax
   fp16conv rules explain exp-overflow
   fp16conv rules check my-rules.toml
+  fp16conv rules audit model.onnx --data batches/
 """
 
 
@@ -157,3 +160,24 @@ def check(file: str, form: str) -> int:
         return 0
     print_text(sanitize(f"{file}: fine, {len(rules)} rules: {', '.join(rule.id for rule in rules)}"))
     return 0
+
+
+@command.command("audit")
+@click.argument("model")
+@input_flags
+@decision_flags
+@click.option(
+    "--tolerance", "rtol", type=Tolerance(), help="Largest relative L2 error of an output.  [default: 0.02]"
+)
+@click.option(
+    "--atol", type=Tolerance(), help="Absolute error per element that is always fine.  [default: 0.001]"
+)
+@format_flag
+@level_flags
+@click.pass_obj
+def audit(env: Environment, /, model: str, form: str, **flags: Any) -> int:
+    """Weigh the rules by data: what each costs MODEL in casts and time, and the error without it."""
+    with show_progress(env) as progress:
+        report = env.api.audit_rules(model, progress=progress, **api_arguments(flags))
+    print_report(report, form, env)
+    return 0 if report.ok else 1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fp16conv.reporting.audit import RuleAuditReport
 from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.inspection import DiffReport, ExplainReport
 from fp16conv.reporting.layout import Style
@@ -141,6 +142,19 @@ def _convert(report: ConvertReport) -> list[Fact]:
     ]
 
 
+def _audit(report: RuleAuditReport) -> list[Fact]:
+    broken = sum(not effect.ok for effect in report.effects)
+    kept = plural(len(report.effects), "rule")
+    text = f"{kept} keep operators in FP32; without {broken} of them the tolerance is missed"
+    plan = f"{plural(report.casts, 'cast')}, {format_seconds(report.seconds)}"
+    plan += f", relative L2 error {format_error(report.error)}"
+    return [
+        Fact("Rules", text),
+        Fact("Default plan", f"{plan} (rtol {report.rtol:g}, atol {report.atol:g})"),
+        *_evidence(report.evidence),
+    ]
+
+
 def _tune(report: TuneReport) -> list[Fact]:
     effort = report.effort
     if report.met:
@@ -211,6 +225,7 @@ _FACTS: dict[type[Report], Callable[..., list[Fact]]] = {
     AnalyzeReport: _analyze,
     PlanReport: _plan,
     TuneReport: _tune,
+    RuleAuditReport: _audit,
     ConvertReport: _convert,
     ValidateReport: _validate,
     ExplainReport: _explain,

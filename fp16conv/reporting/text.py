@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fp16conv.reporting.audit import RuleAuditReport
 from fp16conv.reporting.closeup import layout_diff, layout_explain
 from fp16conv.reporting.facts import Fact, describe_contents, facts_of, sort_findings
 from fp16conv.reporting.inspection import DiffReport, ExplainReport
@@ -41,6 +42,7 @@ _FINDINGS = 2
 _KEPT_ROOM = 12  # lines, beside the measurements of a conversion
 _OUTPUTS = 12
 _PLANS = 7
+_RULES = 20
 _NAMES = 2
 
 _SEVERITY_STYLE = {Severity.ERROR: Style.BAD, Severity.WARNING: Style.WARN, Severity.NOTE: Style.DIM}
@@ -104,6 +106,27 @@ def _tune(report: TuneReport, full: bool) -> list[Line]:
     return lines + _findings(report.findings, full) + _next(report.next_command)
 
 
+def _audit(report: RuleAuditReport, full: bool) -> list[Line]:
+    lines = [*_model(report.model), line(), *_facts(report)]
+    head = f"{'operators':>10}{'casts':>7}{'time':>10}{'rel. L2':>10}{'of allowed':>12}"
+    lines += [line(), heading(f"{'Without the rule':<28}{head}")]
+    for effect in report.effects if full else report.effects[:_RULES]:
+        name = clip(sanitize(effect.rule), 27)
+        name += " " * (28 - display_width(name))
+        sign = "-" if effect.seconds >= 0 else "+"
+        time = f"{sign}{format_seconds(abs(effect.seconds))}" if effect.changed else "-"
+        used = format_share(effect.used) if effect.used < 100 else "breaks"
+        numbers = (
+            f"{effect.changed:>5} of {effect.operators:<2}{-effect.casts:>+7}{time:>10}"
+            f"{format_error(effect.error):>10}{used:>12}"
+        )
+        lines.append(line(name, (numbers, Style.PLAIN if effect.ok else Style.BAD)))
+    if len(report.effects) > _RULES and not full:
+        more = plural(len(report.effects) - _RULES, "more rule")
+        lines.append(line((f"{more}: see -v or --format json", Style.DIM)))
+    return lines + _findings(report.findings, full) + _next(report.next_command)
+
+
 def _frontier(points: Sequence[FrontierPoint], full: bool) -> list[Line]:
     head = f"{'rel. L2':>9}{'of allowed':>12}{'predicted':>11}{'speedup':>9}{'casts':>7}{'FP16 MACs':>11}"
     head += "  found by"
@@ -139,6 +162,7 @@ _LAYOUTS: dict[type[Report], Callable[..., list[Line]]] = {
     AnalyzeReport: _analyze,
     PlanReport: _plan,
     TuneReport: _tune,
+    RuleAuditReport: _audit,
     ConvertReport: _convert,
     ValidateReport: _validate,
     ExplainReport: layout_explain,
