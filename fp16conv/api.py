@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Unpack
 
 import fp16conv
+from fp16conv.auditor import audit_rules
 from fp16conv.conversion.loss_guard import refuse_losses
 from fp16conv.conversion.save import check_target
 from fp16conv.errors import UsageError
@@ -62,7 +63,7 @@ from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
 
-__all__ = ["analyze", "convert", "default_cache", "diff", "explain", "export", "load", "plan", "tune", "validate"]
+__all__ = ["analyze", "audit_rules", "convert", "default_cache", "diff", "explain", "export", "load", "plan", "tune", "validate"]
 
 PathLike = str | os.PathLike[str]
 Source = PathLike | LoadedModel
