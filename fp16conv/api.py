@@ -63,7 +63,19 @@ from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
 
-__all__ = ["analyze", "audit_rules", "convert", "default_cache", "diff", "explain", "export", "load", "plan", "tune", "validate"]
+__all__ = [
+    "analyze",
+    "audit_rules",
+    "convert",
+    "default_cache",
+    "diff",
+    "explain",
+    "export",
+    "load",
+    "plan",
+    "tune",
+    "validate",
+]
 
 PathLike = str | os.PathLike[str]
 Source = PathLike | LoadedModel
