@@ -203,7 +203,7 @@ FUNCTIONS: Final[Mapping[str, Transfer]] = {
     "Sin": _within(-1.0, 1.0),
     "Sinh": _growing(np.sinh, ABSOLUTE),
     "Softplus": _growing(_softplus, ABSOLUTE),
-    "Softsign": _growing(lambda x: np.where(np.isinf(x), np.sign(x), x / (1 + np.abs(x))), ABSOLUTE),
+    "Softsign": _within(-1.0, 1.0),  # NaN at infinity
     "Swish": _swish,
     "Tanh": _growing(np.tanh, ABSOLUTE),
     "ThresholdedRelu": _thresholded,

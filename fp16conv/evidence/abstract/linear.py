@@ -32,11 +32,11 @@ BLOCK: Final = 1 << 22
 """Weights turned into float64 at a time."""
 
 
-def _dot(weights: Array, x: Array) -> Array:
-    """Weights [M, K] times ends [K]; infinite ends only count where the weight is not 0."""
-    if np.isfinite(x).all():
-        return np.asarray(weights @ x)
-    return np.asarray(times(weights, x).sum(axis=1))
+def _dot(weights: Array, ends: Array) -> Array:
+    """Weights [M, K] times ends [K, n]; infinite ends only count where the weight is not 0."""
+    if np.isfinite(ends).all():
+        return np.asarray(weights @ ends)
+    return np.stack([times(weights, column).sum(axis=1) for column in ends.T], axis=1)
 
 
 def weigh(
@@ -80,11 +80,12 @@ def weigh(
             positive, negative = np.maximum(block, 0.0), np.minimum(block, 0.0)
             if block.ndim > 2:
                 positive, negative = positive.sum(axis=2), negative.sum(axis=2)
-            low = plus(_dot(positive, x_lo), _dot(negative, x_hi), -np.inf)
-            high = plus(_dot(positive, x_hi), _dot(negative, x_lo), np.inf)
-            with np.errstate(invalid="ignore"):
-                fuzz_lo = slack * (_dot(positive, np.abs(x_lo)) - _dot(negative, np.abs(x_hi)))
-                fuzz_hi = slack * (_dot(positive, np.abs(x_hi)) - _dot(negative, np.abs(x_lo)))
+            ends = np.stack([x_lo, x_hi, np.abs(x_lo), np.abs(x_hi)], axis=1)
+            grown, shrunk = _dot(positive, ends), _dot(negative, ends)
+            low = plus(grown[:, 0], shrunk[:, 1], -np.inf)
+            high = plus(grown[:, 1], shrunk[:, 0], np.inf)
+            fuzz_lo = slack * (grown[:, 2] - shrunk[:, 3])
+            fuzz_hi = slack * (grown[:, 3] - shrunk[:, 2])
             low, high = plus(low, -fuzz_lo, -np.inf), plus(high, fuzz_hi, np.inf)
             if ball is not None:
                 middle = block @ np.broadcast_to(ball.center, (depth,))

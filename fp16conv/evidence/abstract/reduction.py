@@ -127,7 +127,7 @@ def _square_sum(call: Call) -> Bounds:
         tags = (Dominance(root, 2.0, factor, NORMAL_SQUARES, False, size or 0, axis, dropped),)
     square = x.magnitude * x.magnitude
     hi = math.inf if n is None else float(times(square, n)) * (1 + call.sum_slack(n))
-    return interval(0.0, hi, nan=x.nan, tags=tags)
+    return interval(0.0, hi, nan=x.nan or not x.finite, tags=tags)
 
 
 def _norm(call: Call) -> Bounds:
@@ -138,14 +138,15 @@ def _norm(call: Call) -> Bounds:
     hi = math.sqrt(squares.high)
     if axes is not None and len(axes) == 1:
         hi = min(hi, x.norm(axes[0], call.dim(0, axes[0])) * (1 + call.sum_slack(_count(call, axes))))
-    return interval(0.0, hi * (1 + call.slack), nan=x.nan, tags=tags)
+    # Kernels that scale by the largest element make NaN of an infinity.
+    return interval(0.0, hi * (1 + call.slack), nan=squares.nan, tags=tags)
 
 
 def _absolute_sum(call: Call) -> Bounds:
     x = call.get(0)
     n = _count(call, _axes(call))
     hi = math.inf if n is None else x.magnitude * n * (1 + call.sum_slack(n))
-    return interval(0.0, hi, nan=x.nan)
+    return interval(0.0, hi, nan=x.nan or not x.finite)
 
 
 def _log_sum_exp(call: Call) -> Bounds:
@@ -229,11 +230,11 @@ def _lp_pool(call: Call) -> Bounds:
     rank = call.rank(0)
     n = prod(kernel) if kernel else None if rank is None else call.count(0, tuple(range(2 - rank, 0)))
     if n is None or p < 1:
-        return interval(0.0, math.inf, nan=x.nan)
+        return interval(0.0, math.inf, nan=x.nan or not x.finite)
     hi = x.magnitude * n ** (1.0 / p) * (1 + call.sum_slack(n) + call.function_slack)
     with np.errstate(over="ignore"):
         overflows = np.float64(x.magnitude) ** p * n > np.finfo(np.float32).max
-    return interval(0.0, math.inf if overflows else hi, nan=x.nan)
+    return interval(0.0, math.inf if overflows else hi, nan=x.nan or not x.finite)
 
 
 def _cumulative(call: Call) -> Bounds:
