@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from fp16conv.errors import ValidationError
-from fp16conv.execution.runtime import Runtime
-from fp16conv.validation.compare import compare_models
+from fp16conv.execution.runtime import Runtime, SessionHandle, TensorInfo
+from fp16conv.validation.compare import compare_models, match_feeds
 from tests.unit.validation.models import batches, write
 
 THOUSAND = {"h": np.array(1000.0, np.float32), "s": np.array(1e-3, np.float32)}
@@ -204,3 +204,16 @@ def test_a_runtime_without_a_kernel_is_a_finding_and_the_verdict_rests_on_the_re
     assert finding.runtime.startswith("ONNX Runtime")
     assert finding.stage in {"load", "run"}
     assert finding.message
+
+
+@pytest.mark.parametrize("kind", ["seq(tensor(float16))", "optional(seq(tensor(float16)))"])
+def test_items_of_a_sequence_are_fed_in_the_type_the_model_declares(kind: str) -> None:
+    session = SessionHandle(0, (TensorInfo("x", kind, ()),), (), ())
+    fed = match_feeds(session, {"x": [np.ones(2, np.float32), np.zeros(1, np.float32)], "unused": 1})
+    assert list(fed) == ["x"]
+    assert [item.dtype for item in fed["x"]] == [np.float16, np.float16]
+
+
+def test_an_empty_optional_is_fed_as_it_is() -> None:
+    session = SessionHandle(0, (TensorInfo("x", "optional(tensor(float16))", ()),), (), ())
+    assert match_feeds(session, {"x": None}) == {"x": None}
