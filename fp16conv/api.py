@@ -13,8 +13,9 @@ from typing import Unpack
 
 import fp16conv
 from fp16conv.auditor import audit_rules
+from fp16conv.conversion.annotation import annotate as annotate_nodes
 from fp16conv.conversion.loss_guard import refuse_losses
-from fp16conv.conversion.save import check_target
+from fp16conv.conversion.save import check_target, save
 from fp16conv.errors import UsageError
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
@@ -27,7 +28,7 @@ from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.serialize import bind_plan, load_plan
 from fp16conv.reporting.comparison import find_in_validation, summarize_validation
 from fp16conv.reporting.details import Details
-from fp16conv.reporting.inventory import list_converted
+from fp16conv.reporting.inventory import list_converted, node_notes
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import (
     AnalyzeReport,
@@ -102,12 +103,18 @@ def load(model: PathLike) -> LoadedModel:
 
 
 def analyze(
-    model: Source, *, progress: Progress | None = None, **options: Unpack[OptionWords]
+    model: Source,
+    *,
+    annotate: PathLike | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[OptionWords],
 ) -> AnalyzeReport:
     """Audit a model: what can run in FP16, what stays FP32 and why. Nothing is edited.
 
     Args:
         model: path of an .onnx file, or a loaded model.
+        annotate: .onnx file to write: the same model with precision, reason, range and error as notes on its
+            nodes, for viewers.
         progress: told about each step.
         **options: see `OptionWords`.
 
@@ -120,18 +127,28 @@ def analyze(
         UsageError: an option is wrong.
     """
     if is_torch_source(model):
+        if annotate is not None:
+            raise UsageError(
+                "only .onnx files can be annotated", where=str(model), hint="'fp16conv export' writes one"
+            )
         report: AnalyzeReport = _torch_verbs().analyze(model, progress=progress, **options)
         return report
     chosen = read_options(**options)
+    loaded = _load(model)
+    if annotate is not None:
+        check_target(Path(annotate), loaded)
     with Runtime() as runtime:
-        study = start_study(_load(model), chosen, runtime, progress)
+        study = start_study(loaded, chosen, runtime, progress)
         _tell(progress, "planning")
         made = study.plan()
         half = HalfOutcome(None, note=study.unobserved)
         if study.calibration is not None:
             _tell(progress, "trying model.half()")
             half = _summarize_half(what_half_does(study.loaded, study.feeds, runtime, facts=study.facts))
-        details = _details(study, made, runtime, progress)
+        details = _details(study, made, runtime, progress, wanted=chosen.details or annotate is not None)
+    if annotate is not None and details is not None:
+        notes = {number: node_notes(op) for number, op in enumerate(details.operators)}
+        save(annotate_nodes(loaded, notes), annotate, loaded)
     return AnalyzeReport(
         tool_version=fp16conv.__version__,
         options=chosen.recorded(),
@@ -150,7 +167,7 @@ def analyze(
             inputs=chosen.input_ranges,
         ),
         findings=tuple(_findings(study, made, half)),
-        details=details,
+        details=details if chosen.details else None,
     )
 
 
@@ -278,7 +295,9 @@ def convert(
         job = ConversionJob(study, Path(output), comparison, allow_out_of_tolerance, progress)
         outcome = job.run(given, MAX_REPAIRS if repair and given is None else 0)
         report = _report_conversion(study, comparison, outcome)
-        return dataclasses.replace(report, details=_details(study, outcome.plan, runtime, progress))
+        return dataclasses.replace(
+            report, details=_details(study, outcome.plan, runtime, progress, wanted=chosen.details)
+        )
 
 
 def validate(
@@ -372,9 +391,9 @@ def _torch_verbs() -> ModuleType:
 
 
 def _details(
-    study: Study, made: PrecisionPlan, runtime: Runtime, progress: Progress | None
+    study: Study, made: PrecisionPlan, runtime: Runtime, progress: Progress | None, *, wanted: bool
 ) -> Details | None:
-    if not study.options.details:
+    if not wanted:
         return None
     _tell(progress, "measuring every value")
     return list_details(study, made, runtime)

@@ -16,6 +16,7 @@ from fp16conv.cli.options import (
     input_flags,
     level_flags,
     rebuild_command,
+    refuse_overwrite,
 )
 from fp16conv.cli.terminal import show_progress
 from fp16conv.frontends.sources import is_torch_source
@@ -45,13 +46,22 @@ Known limitations: speed is a roofline estimate, not a measurement. Without
 @click.argument("model")
 @input_flags
 @decision_flags
+@click.option(
+    "--annotate",
+    metavar="OUT.onnx",
+    help="Also write the model with precision, reason, range and error as notes on its nodes, for viewers.",
+)
 @report_flags
 @level_flags
 @click.pass_obj
-def command(env: Environment, /, model: str, **flags: Any) -> int:
+def command(env: Environment, /, model: str, annotate: str | None, **flags: Any) -> int:
     """Run the verb."""
-    delivery = Delivery.take(flags, {"model": model, "data": flags["data"], "rules": flags["rules"]})
+    files = {"model": model, "data": flags["data"], "rules": flags["rules"], "annotate": annotate or ()}
+    delivery = Delivery.take(flags, files)
     arguments = api_arguments(flags) | delivery.details
+    if annotate is not None:
+        refuse_overwrite(annotate, [model, *flags["data"], *flags["rules"]])
+        arguments["annotate"] = annotate
     with show_progress(env) as progress:
         report = env.api.analyze(model, progress=progress, **arguments)
     if not report.next_command and report.ok:

@@ -16,7 +16,7 @@ from fp16conv.rulebook.patterns import PatternRule
 from fp16conv.rulebook.schema import Rule
 from fp16conv.rulebook.types import Authority, Reason
 
-__all__ = ["find_block", "list_converted", "list_operators", "note_rules"]
+__all__ = ["find_block", "list_converted", "list_operators", "node_notes", "note_rules"]
 
 _RULE = "pkg.fp16conv.rule"
 _REASON = "pkg.fp16conv.reason"
@@ -148,6 +148,27 @@ def find_block(op: Op, scope: str) -> tuple[str, ...]:
         separator = "/" if "/" in op.name else "." if op.name.count(".") > 1 else None
         parts = op.name.split(separator)[:-1] if separator else []
     return outer + tuple(part for part in parts if part)
+
+
+def node_notes(op: OperatorDetail) -> dict[str, str]:
+    """What a viewer should show at a node: precision, rule, reason, ranges, error; texts by key."""
+    if op.precision == "other":
+        return {}
+    names = {"fp16": "FP16", "fp32": "FP32", "mixed": "FP16 and FP32"}
+    reason = op.reasons[0] if op.reasons else None
+    ranges = [
+        f"{v.name}: {v.lo:.4g} to {v.hi:.4g} ({v.origin})"
+        for v in op.outputs
+        if v.lo is not None and v.hi is not None
+    ]
+    return {
+        "precision": names[op.precision],
+        "rule": reason.rule if reason else "",
+        "reason": reason.text if reason else "",
+        "range": "; ".join(ranges),
+        "error": "" if op.error is None else f"{op.error:.3g}",
+        "error_before": "" if op.error_in is None else f"{op.error_in:.3g}",
+    }
 
 
 def note_rules(book: RuleBook, identifiers: Iterable[str]) -> tuple[RuleNote, ...]:
