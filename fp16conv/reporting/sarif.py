@@ -42,7 +42,10 @@ def render_sarif(report: Report) -> str:
     index = {rule["id"]: number for number, rule in enumerate(rules)}
     for result in results:
         result["ruleIndex"] = index[result["ruleId"]]
+    verb = report.schema.partition("/")[0].rpartition(".")[2]
     run = {
+        # One category per model, so that the runs of several models can be uploaded together.
+        "automationDetails": {"id": f"fp16conv-{verb}/{_uri(model)}/"},
         "tool": {
             "driver": {
                 "name": "fp16conv",

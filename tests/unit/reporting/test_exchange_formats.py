@@ -32,7 +32,8 @@ NASTY = (
 MESSAGE = {"text"}
 ALLOWED: dict[str, set[str]] = {
     "": {"$schema", "version", "runs"},
-    "runs": {"tool", "artifacts", "columnKind", "invocations", "results"},
+    "runs": {"automationDetails", "tool", "artifacts", "columnKind", "invocations", "results"},
+    "automationDetails": {"id"},
     "tool": {"driver"},
     "driver": {"name", "version", "semanticVersion", "rules"},
     "rules": {"id", "name", "shortDescription", "fullDescription", "help", "defaultConfiguration"},
