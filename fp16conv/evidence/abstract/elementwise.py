@@ -265,7 +265,7 @@ def _rounded(call: Call) -> Bounds:
 
 def _sign(call: Call) -> Bounds:
     x = call.get(0)
-    return interval(-1.0 if x.nan else np.sign(x.low), 1.0 if x.nan else np.sign(x.high), integral=True)
+    return interval(np.sign(x.low), np.sign(x.high), integral=True, nan=x.nan)
 
 
 def _extremum(call: Call) -> Bounds:

@@ -335,3 +335,20 @@ def test_work_is_linear_in_the_operators(load) -> None:
         interpreter.bind_inputs({})
         interpreter.run_scope(graph.main, {})
         assert interpreter.work == depth
+
+
+@pytest.mark.parametrize("source", ["Log(x)", "Pow(x, low)"])
+def test_a_clip_that_swallows_nan_ends_the_proof(prove, source: str) -> None:
+    """inf / max(NaN, eps) is infinite: the norm of a row with NaN or infinity bounds nothing behind a Clip."""
+    text = f"""g (float[2,4] x) => (float[2,4] y) {{
+        a = {source} n = ReduceL2(a, ax) c = Clip(n, eps) y = Div(a, c)
+    }}"""
+    weights = {"ax": np.array([-1]), "eps": np.float32(1e-12), "low": np.float32(-0.5)}
+    assert "y" not in prove(text, {"x": (-1, 1)}, weights)
+    assert prove(text, {"x": (1, 2)}, weights)["y"].hi <= 1.02
+
+
+def test_results_below_the_normal_numbers_may_be_flushed(prove) -> None:
+    fact = prove("g (float[2] x) => (float[2] y) { a = Mul(x, x) y = Mul(a, a) }", {"x": (1e-10, 1e-9)})["y"]
+    assert fact.lo == 0.0
+    assert fact.min_abs_nonzero is None
