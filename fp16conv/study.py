@@ -35,6 +35,7 @@ from fp16conv.reporting.progress import Progress
 from fp16conv.rulebook.book import RuleBook, load_book
 from fp16conv.rulebook.judge import judge
 from fp16conv.rulebook.types import Authority, Judgement, Reason, Verdict, Verdicts
+from fp16conv.validation.compare import load_reference, run_reference
 from fp16conv.validation.depth import errors_of_plan
 
 __all__ = [
@@ -322,9 +323,21 @@ def _observe(
 ) -> tuple[Calibration | None, str]:
     """Calibrate; a model that does not run here is judged without (the user's own data must run)."""
     try:
-        return calibrate(loaded, runtime, feeds, memory_limit=options.memory_limit), ""
+        calibration = calibrate(loaded, runtime, feeds, memory_limit=options.memory_limit)
+        if not calibration.batches:  # there was no value to read, so nothing ran yet
+            _try_run(loaded, runtime, feeds)
     except ValidationError as error:
         return None, str(error)
+    return calibration, ""
+
+
+def _try_run(loaded: LoadedModel, runtime: Runtime, feeds: FeedSource) -> None:
+    session = load_reference(runtime, loaded)
+    try:
+        for batch in feeds:
+            run_reference(runtime, session, loaded.graph.source, batch)
+    finally:
+        runtime.unload(session)
 
 
 def list_details(study: Study, plan: PrecisionPlan, runtime: Runtime) -> Details:
