@@ -37,7 +37,9 @@ _CAST: Final = torch.ops.aten._to_copy.default
 _STALE: Final = ("val", "tensor_meta", "from_node")
 
 
-def convert_program(loaded: LoadedProgram, plan: PrecisionPlan) -> ExportedProgram:
+def convert_program(
+    loaded: LoadedProgram, plan: PrecisionPlan, *, master_weights: bool = False
+) -> ExportedProgram:
     """Apply a plan; the program given stays untouched.
 
     Parameters and buffers that FP16 alone reads become half tensors (a second one is added where both types
@@ -47,6 +49,8 @@ def convert_program(loaded: LoadedProgram, plan: PrecisionPlan) -> ExportedProgr
     Args:
         loaded: the program.
         plan: decisions for its graph.
+        master_weights: parameters and buffers stay FP32 and are cast where FP16 reads them, so that
+            gradients flow into FP32 (training).
 
     Returns:
         A new ExportedProgram: `torch.export.save` writes it, `.module()` gives a GraphModule.
@@ -55,7 +59,7 @@ def convert_program(loaded: LoadedProgram, plan: PrecisionPlan) -> ExportedProgr
         PlanError: the plan does not belong to the program.
         ConversionError: torch refuses the result.
     """
-    converter = _Converter(loaded, assign(loaded.graph, plan))
+    converter = _Converter(loaded, assign(loaded.graph, plan), master_weights)
     try:
         return converter.run()
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
@@ -133,7 +137,8 @@ class _TypeCheck(Interpreter):
 
 
 class _Converter:
-    def __init__(self, loaded: LoadedProgram, assignment: Assignment) -> None:
+    def __init__(self, loaded: LoadedProgram, assignment: Assignment, master_weights: bool) -> None:
+        self.master_weights = master_weights
         self.loaded, self.assignment, self.neutral = loaded, assignment, loaded.graph
         self.program = loaded.program
         self.graph = Graph()
@@ -178,7 +183,8 @@ class _Converter:
             return
         uses = self.neutral.consumers(value)
         read = {self.assignment.of_use(use) for use in uses}
-        if self.neutral.values[value].dtype is not DataType.FLOAT or DataType.FLOAT16 not in read:
+        is_float = self.neutral.values[value].dtype is DataType.FLOAT
+        if self.master_weights or not is_float or DataType.FLOAT16 not in read:
             self._keep(node, spec)
             return
         is_shared = bool(read - {DataType.FLOAT16}) or self._is_output(value)

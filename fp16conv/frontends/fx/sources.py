@@ -34,6 +34,7 @@ def load_program(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    training: bool = False,
     data: Mapping[str, np.ndarray[Any, Any]] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> LoadedProgram:
@@ -46,6 +47,7 @@ def load_program(
         args: example inputs of a module.
         kwargs: example inputs by name.
         dynamic_shapes: as `torch.export.export` takes them.
+        training: export the module in the mode it is in instead of eval mode.
         data: arrays by parameter name, where neither the factory nor the caller gives example inputs.
         shapes: shapes by parameter name, for floating example inputs where there is no array.
 
@@ -68,7 +70,7 @@ def load_program(
         program = _load_file(Path(source))
     if module is not None:
         call = _example_inputs(module, name, args, kwargs, data or {}, shapes or {})
-        program = _export(module, call, dynamic_shapes, name)
+        program = _export(module, call, dynamic_shapes, name, training)
     functional = _functionalize(program, name)
     example = _named_inputs(functional, call or functional.example_inputs)
     return import_program(functional, name, module=module, example=example, call=call)
@@ -155,10 +157,15 @@ def _example_inputs(
 
 
 def _export(
-    module: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], dynamic_shapes: Any, name: str
+    module: torch.nn.Module,
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    dynamic_shapes: Any,
+    name: str,
+    training: bool,
 ) -> ExportedProgram:
-    training = [m for m in module.modules() if m.training]
-    module.eval()
+    switched = [] if training else [m for m in module.modules() if m.training]
+    if switched:
+        module.eval()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -171,7 +178,7 @@ def _export(
             hint="control flow must not depend on numbers: https://docs.pytorch.org/docs/stable/export.html",
         ) from error
     finally:
-        for m in training:
+        for m in switched:
             m.training = True
 
 

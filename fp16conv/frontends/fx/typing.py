@@ -25,6 +25,7 @@ CASTS: Final = frozenset({"_to_copy", "to"})
 _BATCH_NORMS: Final = frozenset(
     {"batch_norm", "cudnn_batch_norm", "native_batch_norm", "_native_batch_norm_legit"}
     | {"_native_batch_norm_legit_no_training", "_batch_norm_with_update", "_batch_norm_no_update"}
+    | {"_native_batch_norm_legit_functional"}
 )
 _FP32_STATISTICS: Final = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
 _FLOATING: Final = (DataType.FLOAT16, DataType.BFLOAT16, DataType.DOUBLE, DataType.OTHER)
@@ -91,7 +92,8 @@ def type_variables(
             yield Variable("U", tuple(scalars), tuple(defs), not foreign)
     elif name in _BATCH_NORMS:
         data = [i for i in uses if (slot := slots[i]) is not None and slot.position == 0]
-        legal = not foreign and not any(defs)  # who reads the statistics is training
+        updated = (3, 4) if name == "_native_batch_norm_legit_functional" else ()  # running statistics
+        legal = not foreign and all(i == 0 or i in updated for i in defs)  # of this batch: their type varies
         yield Variable("T", tuple(data), tuple(i for i in defs if i == 0), legal)
         rest = tuple(i for i in uses if i not in data)
         yield Variable("U", rest, tuple(i for i in defs if i), False)
