@@ -460,7 +460,8 @@ def _findings(study: Study, plan: PrecisionPlan, half: HalfOutcome | None = None
         hint = "they are judged by what the branch would compute on this data; give data that takes it"
         yield Finding(Severity.NOTE, "branch-not-taken", source, text, hint)
     if half is not None and half.within_tolerance is False:
-        yield Finding(Severity.WARNING, "half-unsafe", half.first_overflow or source, half.note)
+        fix = "convert with fp16conv: its plan keeps in FP32 what breaks"
+        yield Finding(Severity.WARNING, "half-unsafe", half.first_overflow or source, half.note, fix)
 
 
 def _report_conversion(study: Study, comparison: Comparison | None, outcome: Outcome) -> ConvertReport:

@@ -62,12 +62,17 @@ class Topic(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One labelled sentence. The text is raw: names in it are as the model has them."""
+    """One labelled sentence. The text is raw: names in it are as the model has them.
+
+    Args:
+        link: what a page can lead to: an operator's label, or `#section`.
+    """
 
     label: str
     text: str
     style: Style = Style.PLAIN
     topic: Topic = Topic.SAFETY
+    link: str = ""
 
 
 def facts_of(report: Report) -> list[Fact]:
@@ -296,10 +301,11 @@ def _half(half: HalfOutcome | None) -> list[Fact]:
     if not half.finite:
         where = f" first at {half.first_overflow}" if half.first_overflow else ""
         kind = f" ({half.first_overflow_type})" if half.first_overflow_type else ""
-        return [Fact(label, f"breaks: NaN or infinity{where}{kind}", Style.BAD)]
+        return [Fact(label, f"breaks: NaN or infinity{where}{kind}", Style.BAD, link=half.first_overflow)]
     error = "" if half.rel_l2 is None else f", relative L2 error {format_error(half.rel_l2)}"
     if half.within_tolerance is False:
-        return [Fact(label, f"finite, but misses the tolerance{error}", Style.WARN)]
+        text = f"finite, but misses the tolerance{error}"
+        return [Fact(label, text, Style.WARN, link=half.first_overflow)]
     return [Fact(label, f"stays within tolerance{error}")]
 
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from fp16conv.reporting.facts import Fact, Topic, describe_contents, facts_of, headline_of, sort_findings
 from fp16conv.reporting.layout import Style
@@ -60,6 +60,7 @@ def render_html(report: Report) -> str:
         "title": _text(f"fp16conv {verb}: {_subject(report)}"),
         "verb": _text(verb),
         "nav": "".join(f'<a href="#{name}">{_text(title)}</a>' for name, title in links),
+        "name": _text(PurePath(_subject(report)).name or _subject(report)),
         "subject": _text(_subject(report)),
         "contents": _text(describe_contents(model)) if isinstance(model, ModelFacts) else "",
         "verdict": _verdict(report),
@@ -146,7 +147,8 @@ def _costs(report: Report) -> list[Fact]:
     decisions = getattr(report, "decisions", None)
     if isinstance(decisions, DecisionSummary) and decisions.kept:
         kept = plural(sum(group.count for group in decisions.kept), "operator")
-        facts.append(Fact("Kept in FP32", f"{kept}, for {plural(len(decisions.kept), 'reason')} (below)"))
+        text = f"{kept}, for {plural(len(decisions.kept), 'reason')}"
+        facts.append(Fact("Kept in FP32", text, link="#kept"))
     result = getattr(report, "validation", None)
     if isinstance(result, ValidationResult):
         errors = [o.rel_l2 for b in result.backends[:1] for o in b.outputs if o.rel_l2 is not None]
@@ -156,7 +158,7 @@ def _costs(report: Report) -> list[Fact]:
     if any(counts):
         style = Style.BAD if counts[0] else Style.WARN
         words = [plural(n, word) for n, word in zip(counts, ("error", "warning"), strict=True) if n]
-        facts.append(Fact("Findings", f"{', '.join(words)} (below)", style))
+        facts.append(Fact("Findings", ", ".join(words), style, link="#findings"))
     return facts
 
 
@@ -165,7 +167,12 @@ def _fact(fact: Fact) -> str:
     mark = f'<span class="mark {kind}" aria-hidden="true">{_MARK[fact.style]} </span>' if kind else ""
     dim = ' class="dim"' if fact.style is Style.DIM else ""
     label = f"<dt>{_text(fact.label)}</dt>" if fact.label else ""
-    return f"{label}<dd{dim}>{mark}{_text(fact.text)}</dd>"
+    text = _text(fact.text)
+    if fact.link.startswith("#"):
+        text = f'<a href="{_text(fact.link)}">{text}</a>'
+    elif fact.link:
+        text += f' <span class="needs-js" data-op="{_text(fact.link)}">why</span>'
+    return f"{label}<dd{dim}>{mark}{text}</dd>"
 
 
 def _next(command: str) -> str:
@@ -244,7 +251,7 @@ def _kept(decisions: object) -> str:
                 (share, "num"),
             )
         )
-    header = (("Ops", "num"), ("Rule", ""), ("Why", ""), ("Where", ""), ("MACs", "num"))
+    header = (("Ops", "num"), ("Rule", ""), ("Why", ""), ("Where", ""), ("of MACs", "num"))
     return _section("kept", "What stays FP32, and why", _table(header, rows, "stacked"))
 
 

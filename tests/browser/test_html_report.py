@@ -106,14 +106,12 @@ def test_ten_thousand_operators(open_report: Any) -> None:
     assert rows.count() < 60
     assert page.locator("ul.tree li").count() < 60
     page.locator("#f-text").fill("layers.42/")
-    page.wait_for_function("document.getElementById('f-count').textContent === '100 of 10000 operators'")
+    page.locator("#f-count", has_text=re.compile("^100 of 10000 operators$")).wait_for()
     page.locator("#f-type").select_option("Exp")
     assert re.fullmatch(r"1[23] of 10000 operators", page.locator("#f-count").text_content())
     page.locator("#f-clear").click()
     page.locator("#grid-body").evaluate("node => { node.scrollTop = node.scrollHeight; }")
-    page.wait_for_function(
-        "[...document.querySelectorAll('#grid-body .row')].some(r => r.textContent.startsWith('10000'))"
-    )
+    page.locator("#grid-body .c-id", has_text=re.compile("^10000$")).wait_for()
     assert page.messages == []
 
 

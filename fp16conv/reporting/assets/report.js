@@ -231,7 +231,9 @@
       }
       return [members[0], blockRow(title, members, deep, byError, false)];
     });
-    if (leaves.length > FEW) {
+    if (groups.size && leaves.length > FEW / 4) {
+      items.push([leaves[0], blockRow("outside of blocks", leaves, Infinity, byError, false)]);
+    } else if (leaves.length > FEW) {
       const size = Math.max(FEW / 2, Math.ceil(leaves.length / FEW));
       for (let k = 0; k < leaves.length; k += size) {
         const part = leaves.slice(k, k + size);
