@@ -27,7 +27,7 @@ from benchmarks.random_graphs import make_feed, make_graph
 from fp16conv.errors import Fp16convError
 from fp16conv.evidence.bounds import prove_bounds
 from fp16conv.execution.runtime import Runtime
-from fp16conv.execution.taps import tap
+from fp16conv.execution.taps import tap, tap_inside
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import RangeFact
 
@@ -77,10 +77,12 @@ def find_violations(
     """
     compared, found = 0, []
     seen: set[int] = set()
-    # All values at once, and the outputs alone: what is read cannot be fused away.
+    # All values at once, insides of branches and functions too, and the outputs alone: what is read cannot
+    # be fused away.
     outputs = [v for v in loaded.graph.main.outputs if v in facts]
-    taps = [tap(loaded, runtime, feeds, wanted) for wanted in (sorted(facts), outputs) if wanted]
-    for _, value, array in itertools.chain(*taps):
+    inside = ((r.value, r.array) for r in tap_inside(loaded, runtime, feeds, sorted(facts)))
+    fused = ((value, array) for _, value, array in tap(loaded, runtime, feeds, outputs))
+    for value, array in itertools.chain(inside, fused):
         compared += 1
         wrong = check(array, facts[value])
         if wrong is not None and value not in seen:
