@@ -18,6 +18,7 @@ import fp16conv
 from benchmarks.zoo.measure import honest_errors
 from benchmarks.zoo.registry import CALIBRATION_SEED, EVALUATION_SEED, MODELS, Feed, write_feeds
 from fp16conv.reporting.tuning import FrontierPoint, TuneReport
+from fp16conv.tuner import ATOL_SHARE
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 
@@ -30,10 +31,15 @@ def row(path: Path, data: Path, unseen: list[Feed], tolerance: float) -> str:
         if report.output is None:
             return f"cannot: {report.nearest:.3g} times the tolerance | | | | | | {_runs(report)}"
         error, _ = honest_errors(path, target, unseen)
+        fresh = write_feeds(Path(scratch) / "unseen", unseen)
+        atol = tolerance * ATOL_SHARE
+        verdict = fp16conv.validate(
+            path, target, rtol=tolerance, atol=atol, data=[fresh], provider="emulated"
+        )
     chosen = next(point for point in report.frontier if point.chosen)
     default = next((point for point in report.frontier if point.origin == "default"), None)
     return (
-        f"{chosen.error or 0.0:.2e} | {error:.2e} | {'yes' if error <= tolerance else 'no'} | "
+        f"{chosen.error or 0.0:.2e} | {error:.2e} | {'yes' if verdict.ok else 'no'} | "
         f"{_share(chosen)} | {chosen.casts} | {_time(chosen)} | {_against(default)} | {_runs(report)}"
     )
 

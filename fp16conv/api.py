@@ -26,7 +26,7 @@ from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.serialize import bind_plan, load_plan
-from fp16conv.reporting.comparison import find_in_validation, summarize_validation
+from fp16conv.reporting.comparison import find_in_validation, summarize_operators, summarize_validation
 from fp16conv.reporting.details import Details
 from fp16conv.reporting.inventory import list_converted, node_notes
 from fp16conv.reporting.progress import Progress
@@ -48,6 +48,7 @@ from fp16conv.reporting.summary import (
     summarize_bounds,
     summarize_decisions,
 )
+from fp16conv.rulebook.book import load_book
 from fp16conv.study import (
     InputWords,
     Options,
@@ -63,6 +64,7 @@ from fp16conv.validation.compare import Provider
 from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
+from fp16conv.validation.per_operator import rank_operators
 
 __all__ = [
     "analyze",
@@ -308,6 +310,7 @@ def validate(
     atol: float = ATOL,
     allow_integer_changes: bool = False,
     provider: Provider = "auto",
+    per_op: bool = False,
     progress: Progress | None = None,
     **inputs: Unpack[InputWords],
 ) -> ValidateReport:
@@ -320,6 +323,7 @@ def validate(
         atol: allowed root mean square error per output, on top.
         allow_integer_changes: integer outputs may differ.
         provider: auto, emulated or cuda.
+        per_op: also tell which operators cause the error (ONNX only; at most 32 emulated runs more).
         progress: told about each step.
         **inputs: see `InputWords`.
 
@@ -349,6 +353,19 @@ def validate(
         comparison = Comparison(runtime, provider, rtol, atol, allow_integer_changes)
         result = comparison.run(first, second, feeds)
         details = _details_of_pair(first, second, feeds, chosen, runtime) if chosen.details else None
+        blamed = None
+        if per_op:
+            _tell(progress, "finding the operators that cause the error")
+            found = rank_operators(
+                first,
+                second,
+                feeds,
+                runtime,
+                rtol=rtol,
+                atol=atol,
+                allow_integer_changes=allow_integer_changes,
+            )
+            blamed = summarize_operators(first.graph, found, load_book().patterns)
     return ValidateReport(
         tool_version=fp16conv.__version__,
         options=chosen.recorded(),
@@ -358,6 +375,7 @@ def validate(
         validation=summarize_validation(result),
         findings=find_in_validation(result),
         details=details,
+        per_operator=blamed,
     )
 
 

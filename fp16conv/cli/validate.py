@@ -23,6 +23,7 @@ integers unchanged. Exits with 1 if one does not pass, with 5 if the comparison 
 Examples:
   fp16conv validate model.onnx model.fp16.onnx --data batches/
   fp16conv validate model.onnx model.fp16.onnx --data test.npz --labels labels
+  fp16conv validate model.onnx model.fp16.onnx --data batches/ --per-op
   fp16conv validate model.onnx model.fp16.onnx --provider cuda --rtol 0.005
 
 \b
@@ -36,6 +37,7 @@ rounded, sums inside one operator stay FP32. Synthetic inputs prove little.
 @click.argument("candidate")
 @input_flags
 @tolerance_flags
+@click.option("--per-op", is_flag=True, help="Rank the operators by the error that they cause.")
 @report_flags
 @level_flags
 @click.pass_obj

@@ -2,7 +2,7 @@
 
 JSON is the dump of these classes with a `schema` field; every other format renders the same data. Sizes are
 in bytes, times in seconds, shares between 0 and 1. This module,
-`bounds` and `details` import the standard library only.
+`bounds`, `details` and `per_operator` import the standard library only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.details import Details
+from fp16conv.reporting.per_operator import PerOperator
 
 __all__ = [
     "Accuracy",
@@ -469,14 +470,21 @@ class ConvertReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateReport(Report):
-    """Comparison of two models on the same inputs."""
+    """Comparison of two models on the same inputs; `per_operator` where it was asked for."""
 
     schema: str = "fp16conv.validate/1"
     reference: str
     candidate: str
     evidence: Evidence
     validation: ValidationResult
+    per_operator: PerOperator | None = None
 
     @property
     def ok(self) -> bool:
         return super().ok and self.validation.ok
+
+    def to_dict(self) -> dict[str, object]:
+        values = super().to_dict()
+        if self.per_operator is None:
+            del values["per_operator"]  # not asked for
+        return values

@@ -9,6 +9,7 @@ from fp16conv.reporting.closeup import layout_diff, layout_explain
 from fp16conv.reporting.facts import Fact, describe_contents, facts_of, sort_findings
 from fp16conv.reporting.inspection import DiffReport, ExplainReport
 from fp16conv.reporting.layout import Line, Style, heading, line, to_text, wrap
+from fp16conv.reporting.per_operator import PerOperator
 from fp16conv.reporting.report import (
     AnalyzeReport,
     ConvertReport,
@@ -106,6 +107,26 @@ def _tune(report: TuneReport, full: bool) -> list[Line]:
     return lines + _findings(report.findings, full) + _next(report.next_command)
 
 
+def _per_operator(result: PerOperator, full: bool) -> list[Line]:
+    lines = [line(), heading(f"{'Share':>9}{'own error':>11}  Operator (type, pattern)")]
+    for item in result.operators if full else result.operators[:_OUTPUTS]:
+        kind = ", ".join(part for part in (item.op_type, item.pattern) if part)
+        tail = f" ({kind})" if kind else ""
+        tail += "" if item.resolved else ", with neighbours"
+        name = clip(sanitize(item.op), max(WIDTH - 22 - display_width(tail), 8), keep_end=True)
+        lines.append(
+            line(f"{format_share(item.share):>9}{format_error(item.error):>11}  ", clip(name + tail, 57))
+        )
+    if not result.operators:
+        lines.append(line(("      none: the outputs are equal", Style.DIM)))
+    if result.first:
+        where = f"{result.first} ({result.first_type})"
+        text = f"first result beyond the tolerance: {where}, error {format_error(result.first_error)}"
+    else:
+        text = "no single result is beyond the tolerance"
+    return lines + [line((row, Style.DIM)) for row in wrap(text, WIDTH, indent="  ")]
+
+
 def _audit(report: RuleAuditReport, full: bool) -> list[Line]:
     lines = [*_model(report.model), line(), *_facts(report)]
     head = f"{'operators':>10}{'casts':>7}{'time':>10}{'rel. L2':>10}{'of allowed':>12}"
@@ -155,6 +176,8 @@ def _around(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 def _validate(report: ValidateReport, full: bool) -> list[Line]:
     lines = _facts(report) + _validation(report.validation, full)
+    if report.per_operator is not None:
+        lines += _per_operator(report.per_operator, full)
     return lines + _findings(report.findings, full) + _next(report.next_command)
 
 

@@ -1,0 +1,146 @@
+"""Which operators of a converted model cause its error, and where it first shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fp16conv.errors import ValidationError
+from fp16conv.execution.feeds import FeedSource
+from fp16conv.execution.runtime import Runtime
+from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.graph import DataType, ModelGraph, Op
+from fp16conv.half import MAX
+from fp16conv.validation.attribution import Blame, attribute
+from fp16conv.validation.depth import errors_of_model
+from fp16conv.validation.metrics import ATOL, RTOL
+
+__all__ = ["OperatorErrors", "rank_operators", "read_precisions"]
+
+
+@dataclass(frozen=True)
+class OperatorErrors:
+    """The error of a converted model by operator.
+
+    Args:
+        blames: operators with their share of the squared error, worst first.
+        errors: relative L2 error of each value on the first batch, by value id of the reference.
+        first: id of the first operator, in execution order, whose result errs more than the tolerance;
+            None where none does.
+    """
+
+    blames: tuple[Blame, ...]
+    errors: dict[int, float]
+    first: int | None
+
+
+def read_precisions(reference: ModelGraph, candidate: ModelGraph) -> list[DataType]:
+    """Read off a converted model which type variables of its original are FP16.
+
+    Operators are paired in file order, casts left out: converters add casts, and keep the order of the rest.
+
+    Args:
+        reference: the FP32 model.
+        candidate: what a converter made of it.
+
+    Returns:
+        FLOAT or FLOAT16 per type variable id of the reference.
+
+    Raises:
+        ValidationError: the operators of the two models do not correspond.
+    """
+    mine, theirs = _computing(reference), _computing(candidate)
+    if [op.key for op in mine] != [op.key for op in theirs]:
+        raise ValidationError(
+            "the operators of the two models do not correspond, so no error can be put down to one of them",
+            where=candidate.source,
+            why=f"{len(mine)} and {len(theirs)} operators that are no casts, or in another order",
+            hint="compare with the model that was converted, not with an optimised copy",
+        )
+    dtypes = [DataType.FLOAT] * len(reference.typevars)
+    for op, twin in zip(mine, theirs, strict=True):
+        for variable in reference.typevars_of(op.id):
+            slots = [use.slot for use in variable.uses if use.op == op.id]
+            reads = [twin.inputs[slot] for slot in slots if slot < len(twin.inputs)]
+            makes = [twin.outputs[op.outputs.index(v)] for v in variable.defs if v in op.outputs]
+            found = {candidate.values[v].dtype for v in (*reads, *makes) if v is not None}
+            if DataType.FLOAT16 in found:
+                dtypes[variable.id] = DataType.FLOAT16
+    for variable in reference.typevars:
+        if variable.op is None and variable.scope == 0:
+            dtypes[variable.id] = _interface(reference, candidate, variable.symbol)
+    return dtypes
+
+
+def rank_operators(
+    reference: LoadedModel,
+    candidate: LoadedModel,
+    feeds: FeedSource,
+    runtime: Runtime,
+    *,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    allow_integer_changes: bool = False,
+) -> OperatorErrors:
+    """Put the error of a converted model down to its operators.
+
+    Args:
+        reference: the FP32 model.
+        candidate: what a converter made of it.
+        feeds: batches of inputs for the reference.
+        runtime: CPU runtime.
+        rtol: allowed relative L2 error: outputs are weighed by what they are allowed.
+        atol: allowed root mean square error on top.
+        allow_integer_changes: integer outputs may change.
+
+    Raises:
+        ValidationError: the operators do not correspond, or the FP32 model does not run.
+    """
+    dtypes = read_precisions(reference.graph, candidate.graph)
+    blames = attribute(
+        reference,
+        dtypes,
+        feeds,
+        runtime,
+        saturated=_saturated(reference.graph, candidate.graph),
+        rtol=rtol,
+        atol=atol,
+        allow_integer_changes=allow_integer_changes,
+        batches=len(feeds),
+    )
+    errors = errors_of_model(reference, candidate, next(iter(feeds)), runtime)
+    beyond = (
+        op
+        for op in reference.graph.ops
+        if any(v is not None and errors.get(v, 0.0) > rtol for v in op.outputs)
+    )
+    first = next(beyond, None)
+    return OperatorErrors(blames, errors, None if first is None else first.id)
+
+
+def _computing(graph: ModelGraph) -> list[Op]:
+    return [op for op in graph.ops if op.key != "Cast"]
+
+
+def _saturated(reference: ModelGraph, candidate: ModelGraph) -> tuple[int, ...]:
+    """Constants beyond FP16's range that are finite FP16 numbers in the candidate."""
+    found: set[int] = set()
+    for op, twin in zip(_computing(reference), _computing(candidate), strict=True):
+        for before, after in zip(op.inputs, twin.inputs, strict=False):
+            old, new = reference.array(before), candidate.array(after)
+            if before is None or old is None or new is None or new.dtype != np.float16:
+                continue
+            if old.dtype == np.float32 and np.isfinite(new).all() and np.abs(old).max(initial=0.0) > MAX:
+                found.add(before)
+    return tuple(sorted(found))
+
+
+def _interface(reference: ModelGraph, candidate: ModelGraph, symbol: str) -> DataType:
+    """The type that the candidate's input or output of this name has."""
+    kind, _, name = symbol.partition(":")
+    ids = candidate.main.inputs if kind == "input" else candidate.main.outputs
+    for value in ids:
+        if value is not None and candidate.values[value].name == name:
+            return candidate.values[value].dtype
+    return DataType.FLOAT
