@@ -5,7 +5,15 @@ Needs torch (`pip install 'fp16conv[torch]'`).
 
 from __future__ import annotations
 
-from fp16conv.training.audit import TrainAudit, audit
-from fp16conv.training.prepare import PreparedModule, prepare
+from fp16conv.training.audit import GradientFact, ScaleWindow, TrainAudit, audit
+from fp16conv.training.prepare import PreparedModule, plan_training, prepare
 
-__all__ = ["PreparedModule", "TrainAudit", "audit", "prepare"]
+__all__ = [
+    "GradientFact",
+    "PreparedModule",
+    "ScaleWindow",
+    "TrainAudit",
+    "audit",
+    "plan_training",
+    "prepare",
+]

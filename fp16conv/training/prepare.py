@@ -16,7 +16,7 @@ from fp16conv.evidence.constants import constant_facts
 from fp16conv.evidence.fx import calibrate_program
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.frontends.fx.program import LoadedProgram
-from fp16conv.frontends.fx.sources import load_program
+from fp16conv.frontends.fx.sources import load_program, order_keywords
 from fp16conv.planning.costs import estimate_costs
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
@@ -199,10 +199,8 @@ def _decide(
 
 def _flatten(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     spec = program.call_spec.in_spec
-    order = spec.children_specs[1].context if spec is not None and len(spec.children_specs) == 2 else []
-    ordered = {k: kwargs[k] for k in order} if set(order) == set(kwargs) else kwargs
     flat: list[Any]
-    flat, given = pytree.tree_flatten((args, ordered))
+    flat, given = pytree.tree_flatten((args, order_keywords(program, kwargs)))
     if spec is not None and given != spec:
         raise UsageError(
             "the inputs are not built like the example inputs",

@@ -23,7 +23,7 @@ from fp16conv.frontends.fx.importer import import_program
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.sources import FACTORY
 
-__all__ = ["load_program"]
+__all__ = ["load_program", "order_keywords"]
 
 TorchSource: TypeAlias = str | os.PathLike[str] | torch.nn.Module | ExportedProgram
 
@@ -200,12 +200,7 @@ def _named_inputs(program: ExportedProgram, call: Any) -> dict[str, np.ndarray[A
         return None
     specs = [s for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
     args, kwargs = call
-    order = program.call_spec.in_spec
-    names = order.children_specs[1].context if order is not None and len(order.children_specs) == 2 else None
-    ordered = (
-        {k: kwargs[k] for k in names} if isinstance(names, list) and set(names) == set(kwargs) else kwargs
-    )
-    flat = pytree.tree_leaves((tuple(args), ordered))
+    flat = pytree.tree_leaves((tuple(args), order_keywords(program, kwargs)))
     if len(flat) != len(specs):
         return None
     found: dict[str, np.ndarray[Any, Any]] = {}
@@ -215,6 +210,19 @@ def _named_inputs(program: ExportedProgram, call: Any) -> dict[str, np.ndarray[A
         tensor = value.detach().cpu()
         found[spec.arg.name] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     return found
+
+
+def order_keywords(program: ExportedProgram, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order in which the program was exported."""
+    spec = program.call_spec.in_spec
+    if spec is None:
+        return dict(kwargs)
+    # torch 2.13 deprecates the attribute, older ones lack the method
+    children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
+    names = children[1].context if len(children) == 2 else None
+    if isinstance(names, list) and set(names) == set(kwargs):
+        return {name: kwargs[name] for name in names}
+    return dict(kwargs)
 
 
 def _first_line(error: BaseException) -> str:
