@@ -5,6 +5,7 @@ Every value lies in [-1, 1], so that `error_bound` can follow rounding errors th
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +18,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 T = TypeVar("T")
 
+OPSETS = (13, 17, 21, 23)
 SIZE = 3
 TRIPS = 2  # iterations of every loop and scan
 UNARY = ("Tanh", "Neg", "Abs", "Identity", "Softmax", "shared.halve", "shared.branch", "shared.twice")
 BINARY = ("Mul", "Max", "Min", "shared.mix")
-KINDS = ("unary", "binary", "weight", "matmul", "constant", "sequence", "cast", "if", "loop", "scan")
+KINDS = ("unary", "binary", "weight", "matmul", "constant", "sequence", "island", "if", "loop", "scan")
 WITH_BODY = ("if", "loop", "scan")
 FP16_ROUNDING = 2.0**-11  # of a magnitude up to 1, with room for errors that push it above
 
@@ -64,8 +66,9 @@ def build(rng: Chooser) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes, "main", inputs, [_info(o) for o in outputs], initializer=[trips, zero, *writer.weights]
     )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("shared", 1)]
-    return helper.make_model(graph, functions=_functions(), opset_imports=imports, ir_version=8)
+    imports = [helper.make_opsetid("", rng.choice(OPSETS)), helper.make_opsetid("shared", 1)]
+    functions = _functions(imports)
+    return helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=10)
 
 
 def example(seed: int) -> onnx.ModelProto:
@@ -84,7 +87,7 @@ def _info(name: str, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, [SIZE])
 
 
-def _functions() -> list[onnx.FunctionProto]:
+def _functions(imports: Sequence[onnx.OperatorSetIdProto]) -> list[onnx.FunctionProto]:
     """A constant inside; a branch inside that captures the argument; a call of another one; two arguments."""
     node = helper.make_node
     branches = {
@@ -115,7 +118,6 @@ def _functions() -> list[onnx.FunctionProto]:
         ),
         "mix": (["a", "c"], [node("Mul", ["a", "c"], ["m"], "mul"), node("Max", ["m", "a"], ["b"], "max")]),
     }
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("shared", 1)]
     return [
         helper.make_function("shared", name, inputs, ["b"], nodes, imports)
         for name, (inputs, nodes) in bodies.items()
@@ -160,12 +162,21 @@ class _Writer:
             items = self.name("s")
             made = helper.make_node("SequenceConstruct", [source, self.rng.choice(visible)], [items], items)
             return [made, helper.make_node("SequenceAt", [items, "zero"], [output], output)], output
-        if kind == "cast":
-            half = self.name("h")
-            down = helper.make_node("Cast", [source], [half], half, to=TensorProto.FLOAT16)
-            return [down, helper.make_node("Cast", [half], [output], output, to=TensorProto.FLOAT)], output
+        if kind == "island":
+            return self.island(source, output), output
         body = {"if": self.branch, "loop": self.loop, "scan": self.scan}[kind]
         return [body(visible, output, depth)], output
+
+    def island(self, source: str, output: str) -> list[onnx.NodeProto]:
+        """The user's own casts to another type and back, with operators between them or without."""
+        dtype = self.rng.choice((TensorProto.FLOAT16, TensorProto.DOUBLE))
+        # ONNX Runtime drops FLOAT -> DOUBLE -> FLOAT, and forgets readers in bodies: something is in between.
+        least = 2 if dtype == TensorProto.DOUBLE else 1
+        names = [self.name("h") for _ in range(self.rng.randint(least, 3))]
+        down = helper.make_node("Cast", [source], names[:1], names[0], to=dtype)
+        inside = [helper.make_node("Neg", [a], [b], b) for a, b in itertools.pairwise(names)]
+        up = helper.make_node("Cast", names[-1:], [output], output, to=TensorProto.FLOAT)
+        return [down, *inside, up]
 
     def weight(self, shape: tuple[int, ...]) -> str:
         """A weight, new or shared; rows of a matrix sum to less than 1."""

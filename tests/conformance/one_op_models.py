@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -97,15 +97,16 @@ class Signature:
 
 @dataclass(frozen=True)
 class OneOpModel:
-    """A valid FP32 model whose operator `op` has `symbols` bound to FLOAT."""
+    """A valid FP32 model whose operator `op` has `symbols` bound to FLOAT; `bare`: required slots only."""
 
     signature: Signature
     symbols: tuple[str, ...]
     proto: onnx.ModelProto = field(repr=False)
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.signature.label}-{'-'.join(self.symbols)}"
+        return "-".join((self.signature.label, *self.symbols, *filter(None, (self.variant,))))
 
 
 def _admits(names: frozenset[str], element: str) -> bool:
@@ -146,7 +147,7 @@ def _slot(formal: Any) -> Slot:
 
 @functools.cache
 def build(signature: Signature) -> tuple[OneOpModel, ...]:
-    """Valid models that together bind every variable of `symbols()` to FLOAT, as far as that is possible."""
+    """Valid models that together bind all of `symbols()` to FLOAT, and one with the required slots only."""
     models: list[OneOpModel] = []
     missing = list(signature.symbols())
     while missing:
@@ -156,12 +157,21 @@ def build(signature: Signature) -> tuple[OneOpModel, ...]:
             continue
         models.append(found)
         missing = [s for s in missing if s not in found.symbols]
+    least = (next(_candidates(signature, s, [frozenset()]), None) for s in signature.symbols())
+    bare = next((model for model in least if model is not None), None)
+    if bare is not None and all(bare.proto != model.proto for model in models):
+        models.append(replace(bare, variant="bare"))
     return tuple(models)
 
 
-def _candidates(signature: Signature, wanted: str) -> Iterator[OneOpModel]:
+def _candidates(
+    signature: Signature, wanted: str, choices: Sequence[frozenset[str]] = ()
+) -> Iterator[OneOpModel]:
     for opset, bound, rank, given in itertools.product(
-        _opsets(signature), _bindings(signature, wanted), (None, 4, 3, 2, 1, 0), _choices(signature)
+        _opsets(signature),
+        _bindings(signature, wanted),
+        (None, 4, 3, 2, 1, 0),
+        choices or _choices(signature),
     ):
         if rank is None and opset < RESHAPE_OPSET:
             continue

@@ -28,13 +28,15 @@ from fp16conv.planning.costs import estimate_costs
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.planner import make_plan
-from fp16conv.rulebook.book import RuleBook, load_book
+from fp16conv.rulebook.book import load_book
 from fp16conv.rulebook.judge import judge
 from tests.strategies import error_bound, example, feeds, models, shuffle
 
 PROFILES = st.sampled_from(("balanced", "fast", "half"))
 EXAMPLES = 20
 ACCUMULATION = 1e-5  # FP32 results differ between runs of differently fused graphs
+
+BOOK = load_book()  # no fixture: hypothesis would print it
 
 quick = settings(
     max_examples=EXAMPLES,
@@ -51,21 +53,16 @@ def runtime() -> Iterator[Runtime]:
 
 
 @pytest.fixture(scope="module")
-def book() -> RuleBook:
-    return load_book()
-
-
-@pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 
 
-def decide(loaded: LoadedModel, book: RuleBook, profile: str, keep_fp32: Sequence[str] = ()) -> PrecisionPlan:
+def decide(loaded: LoadedModel, profile: str, keep_fp32: Sequence[str] = ()) -> PrecisionPlan:
     """The plan that `fp16conv plan` makes where the model is not run."""
-    verdicts = judge(loaded.graph, book, constant_facts(loaded.graph), profile=profile, keep_fp32=keep_fp32)
+    verdicts = judge(loaded.graph, BOOK, constant_facts(loaded.graph), profile=profile, keep_fp32=keep_fp32)
     costs = estimate_costs(loaded.graph, {}, load_device("a10"))
-    return make_plan(loaded.graph, verdicts, costs, rules_digest=book.digest)
+    return make_plan(loaded.graph, verdicts, costs, rules_digest=BOOK.digest)
 
 
 def store(proto: onnx.ModelProto, path: Path) -> LoadedModel:
@@ -89,11 +86,11 @@ def decided(loaded: LoadedModel, plan: PrecisionPlan) -> dict[tuple[str, str, st
 @quick
 @given(proto=models(), profile=PROFILES)
 def test_the_result_is_valid_and_as_close_as_rounding_allows(
-    proto: onnx.ModelProto, profile: str, book: RuleBook, folder: Path, runtime: Runtime
+    proto: onnx.ModelProto, profile: str, folder: Path, runtime: Runtime
 ) -> None:
     note(onnx.printer.to_text(proto))
     loaded = store(proto, folder / "in.onnx")
-    plan = decide(loaded, book, profile)
+    plan = decide(loaded, profile)
     result = store(serialize(convert(loaded, plan), loaded), folder / "out.onnx")
     assert not verify(result.path, loaded, plan)
     bounds = error_bound(proto)
@@ -107,29 +104,27 @@ def test_the_result_is_valid_and_as_close_as_rounding_allows(
 
 @quick
 @given(proto=models(), profile=PROFILES)
-def test_converting_twice_is_converting_once(
-    proto: onnx.ModelProto, profile: str, book: RuleBook, folder: Path
-) -> None:
+def test_converting_twice_is_converting_once(proto: onnx.ModelProto, profile: str, folder: Path) -> None:
     note(onnx.printer.to_text(proto))
     loaded = store(proto, folder / "in.onnx")
-    once = serialize(convert(loaded, decide(loaded, book, profile)), loaded)
+    once = serialize(convert(loaded, decide(loaded, profile)), loaded)
     again = store(once, folder / "once.onnx")
-    twice = serialize(convert(again, decide(again, book, profile)), again)
+    twice = serialize(convert(again, decide(again, profile)), again)
     assert twice.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
 
 
 @quick
 @given(proto=models(), profile=PROFILES, data=st.data())
 def test_the_more_is_kept_in_fp32_the_less_is_fp16(
-    proto: onnx.ModelProto, profile: str, data: st.DataObject, book: RuleBook, folder: Path
+    proto: onnx.ModelProto, profile: str, data: st.DataObject, folder: Path
 ) -> None:
     note(onnx.printer.to_text(proto))
     loaded = store(proto, folder / "in.onnx")
     names = sorted({op.name for op in loaded.graph.ops if op.typevars})
     more = data.draw(st.lists(st.sampled_from(names), unique=True)) if names else []
     less = more[: len(more) // 2]
-    before = decided(loaded, decide(loaded, book, profile, less))
-    after = decided(loaded, decide(loaded, book, profile, more))
+    before = decided(loaded, decide(loaded, profile, less))
+    after = decided(loaded, decide(loaded, profile, more))
     assert {k for k, v in after.items() if v is DataType.FLOAT16} <= {
         k for k, v in before.items() if v is DataType.FLOAT16
     }
@@ -138,25 +133,23 @@ def test_the_more_is_kept_in_fp32_the_less_is_fp16(
 @quick
 @given(proto=models(), profile=PROFILES, seed=st.integers(0, 99))
 def test_the_order_of_nodes_in_the_file_does_not_matter(
-    proto: onnx.ModelProto, profile: str, seed: int, book: RuleBook, folder: Path
+    proto: onnx.ModelProto, profile: str, seed: int, folder: Path
 ) -> None:
     shuffled = shuffle(proto, random.Random(seed))
     note(onnx.printer.to_text(shuffled))
     loaded, other = store(proto, folder / "in.onnx"), store(shuffled, folder / "shuffled.onnx")
-    first, second = decide(loaded, book, profile), decide(other, book, profile)
+    first, second = decide(loaded, profile), decide(other, profile)
     assert decided(loaded, first) == decided(other, second)
 
 
 @quick
 @given(proto=models())
 def test_keeping_everything_in_fp32_keeps_every_bit(
-    proto: onnx.ModelProto, book: RuleBook, folder: Path, runtime: Runtime
+    proto: onnx.ModelProto, folder: Path, runtime: Runtime
 ) -> None:
     note(onnx.printer.to_text(proto))
     loaded = store(proto, folder / "in.onnx")
-    kept = store(
-        serialize(convert(loaded, decide(loaded, book, "half", ["*"])), loaded), folder / "kept.onnx"
-    )
+    kept = store(serialize(convert(loaded, decide(loaded, "half", ["*"])), loaded), folder / "kept.onnx")
     for expected, found in zip(run(runtime, loaded.path), run(runtime, kept.path), strict=True):
         for name, value in expected.items():
             np.testing.assert_array_equal(found[name], value, err_msg=name)
