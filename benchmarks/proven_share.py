@@ -19,7 +19,7 @@ from benchmarks.zoo.registry import CALIBRATION_SEED, MODELS, Entry, write_feeds
 from fp16conv.evidence.bounds import prove_bounds
 from fp16conv.execution.runtime import Runtime
 from fp16conv.reporting.bounds import BoundsSummary
-from fp16conv.reporting.summary import summarize_bounds
+from fp16conv.reporting.safety import summarize_bounds
 from fp16conv.study import read_options, start_study
 
 __all__ = ["NATURAL_RANGES", "measure"]
@@ -49,7 +49,7 @@ def measure(entry: Entry, runtime: Runtime) -> tuple[BoundsSummary, BoundsSummar
     start = time.perf_counter()
     for ranges in ({}, NATURAL_RANGES.get(entry.key, {})):
         proven = prove_bounds(study.graph, ranges)
-        found.append(summarize_bounds(study.graph, plan, proven, study.observed, macs=study.costs.macs))
+        found.append(summarize_bounds(study.graph, plan, proven, study.observed, study.costs.macs))
     return found[0], found[1], (time.perf_counter() - start) / 2
 
 

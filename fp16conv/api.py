@@ -41,13 +41,8 @@ from fp16conv.reporting.report import (
     Severity,
     ValidateReport,
 )
-from fp16conv.reporting.summary import (
-    describe_model,
-    read_prediction,
-    read_size,
-    summarize_bounds,
-    summarize_decisions,
-)
+from fp16conv.reporting.safety import summarize_bounds
+from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
 from fp16conv.rulebook.book import load_book
 from fp16conv.study import (
     InputWords,
@@ -160,14 +155,7 @@ def analyze(
         prediction=read_prediction(made, load_device(chosen.device)),
         half=half,
         evidence=_evidence(study.feeds, chosen, study.calibration.batches if study.calibration else 0),
-        bounds=summarize_bounds(
-            study.graph,
-            made,
-            study.proven,
-            study.observed,
-            macs=study.costs.macs,
-            inputs=chosen.input_ranges,
-        ),
+        bounds=summarize_bounds(study.graph, made, study.proven, study.observed, study.costs.macs),
         findings=tuple(_findings(study, made, half)),
         details=details if chosen.details else None,
     )

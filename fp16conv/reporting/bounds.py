@@ -18,7 +18,6 @@ class BoundsSummary:
         unknown: neither proven nor observed.
         plan_operators: operators with FP16 in the plan; plan_proven: those of them that are proven safe.
         plan_macs_share: share of the plan's FP16 MACs in proven operators, None where unknown.
-        inputs: names of the inputs whose range was declared.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("plan_share",)
@@ -30,7 +29,6 @@ class BoundsSummary:
     plan_operators: int
     plan_proven: int
     plan_macs_share: float | None = None
-    inputs: tuple[str, ...] = ()
 
     @property
     def plan_share(self) -> float | None:

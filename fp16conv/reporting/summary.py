@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from fp16conv.evidence.safety import Safety, classify
-from fp16conv.graph import DataType, ModelGraph, RangeFact, Value
+from fp16conv.graph import DataType, ModelGraph, Value
 from fp16conv.planning.devices import Device
 from fp16conv.planning.plan import Decision, PrecisionPlan
 from fp16conv.planning.planner import PLANNER
-from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.report import (
     DecisionSummary,
     KeptGroup,
@@ -21,7 +19,7 @@ from fp16conv.reporting.report import (
 )
 from fp16conv.rulebook.types import Reason, Verdict
 
-__all__ = ["describe_model", "read_prediction", "read_size", "summarize_bounds", "summarize_decisions"]
+__all__ = ["describe_model", "read_prediction", "read_size", "summarize_decisions"]
 
 _EXAMPLES = 8  # labels kept per group
 
@@ -152,39 +150,3 @@ def read_prediction(plan: PrecisionPlan, device: Device) -> Prediction | None:
     if before is None or after is None:
         return None
     return Prediction(device.id, device.title, before * 1e-6, after * 1e-6)
-
-
-def summarize_bounds(
-    graph: ModelGraph,
-    plan: PrecisionPlan,
-    proven: Mapping[int, RangeFact],
-    observed: Mapping[int, RangeFact],
-    *,
-    macs: Mapping[int, int] | None = None,
-    inputs: Iterable[str] = (),
-) -> BoundsSummary:
-    """Count how operators are known to stay in the range of FP16.
-
-    Args:
-        graph: the model.
-        plan: which type variables are FP16.
-        proven: facts of `prove_bounds`.
-        observed: facts of constants and of a calibration.
-        macs: multiply-accumulates per operator id, None where unknown.
-        inputs: names of the inputs whose range was declared.
-    """
-    counts = Counter(classify(graph, proven, observed).values())
-    halves = {d.typevar for d in plan.decisions if d.dtype is DataType.FLOAT16 and d.op is not None}
-    planned = classify(graph, proven, observed, halves)
-    safe = [op for op, safety in planned.items() if safety is Safety.PROVEN]
-    total = sum(macs.get(op, 0) for op in planned) if macs else 0
-    return BoundsSummary(
-        proven_safe=counts[Safety.PROVEN],
-        observed_safe=counts[Safety.OBSERVED],
-        observed_unsafe=counts[Safety.UNSAFE],
-        unknown=counts[Safety.UNKNOWN],
-        plan_operators=len(planned),
-        plan_proven=len(safe),
-        plan_macs_share=sum(macs.get(op, 0) for op in safe) / total if macs and total else None,
-        inputs=tuple(sorted(inputs)),
-    )
