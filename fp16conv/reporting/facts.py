@@ -86,12 +86,25 @@ def facts_of(report: Report) -> list[Fact]:
 def headline_of(report: Report) -> Fact:
     """The fact that a reader must see if they see only one: the answer to the question of the verb."""
     facts = facts_of(report)
+    if type(report) is ConvertReport:
+        return _converted(report)
     label = _HEADLINES.get(type(report))
     if label is not None:
         facts = [fact for fact in facts if fact.label == label]
     if facts:
         return facts[0]
     return Fact("Result", "fine" if report.ok else "see the findings", Style.GOOD if report.ok else Style.BAD)
+
+
+def _converted(report: ConvertReport) -> Fact:
+    """Whether there is a file, and whether it is as accurate as asked."""
+    written, result = _written(report.output), report.validation
+    if report.output is None:
+        return written
+    if result is None:
+        return Fact("Converted", f"{written.text}, not compared with FP32", Style.WARN)
+    verdict, style = ("within tolerance", Style.GOOD) if result.ok else ("out of tolerance", Style.WARN)
+    return Fact("Converted", f"{written.text}, {verdict}", style)
 
 
 _SEVERITY_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
@@ -237,7 +250,7 @@ _FACTS: dict[type[Report], Callable[..., list[Fact]]] = {
     DiffReport: _diff,
 }
 
-_HEADLINES: dict[type[Report], str] = {ConvertReport: "Written", ValidateReport: "Validated"}
+_HEADLINES: dict[type[Report], str] = {ValidateReport: "Validated"}
 """Label of the fact that answers, where it is not the first."""
 
 

@@ -126,7 +126,8 @@ def _verdict(report: Report) -> str:
 def _cards(report: Report) -> str:
     head = headline_of(report)
     facts = [fact for fact in facts_of(report) if fact != head]
-    safety = [f for f in facts if f.topic in (Topic.SAFETY, Topic.EVIDENCE)]
+    notes = [f for f in facts if f.topic is Topic.EVIDENCE and f.style is Style.DIM]
+    safety = [f for f in facts if f.topic in (Topic.SAFETY, Topic.EVIDENCE) and f not in notes]
     safety.sort(key=lambda f: f.topic is Topic.EVIDENCE)
     groups = {
         Topic.SAFETY: safety,
@@ -139,7 +140,11 @@ def _cards(report: Report) -> str:
             continue
         rows = "".join(map(_fact, groups[topic]))
         cards.append(f'<section class="card"><h2>{question}</h2><dl>{rows}</dl></section>')
-    return f'<div class="cards">{"".join(cards)}</div>'
+    page = f'<div class="cards">{"".join(cards)}</div>'
+    if notes:
+        items = "".join(f"<li>{_text(fact.text)}</li>" for fact in notes)
+        page += f'<details class="notes"><summary>What this cannot show</summary><ul>{items}</ul></details>'
+    return page
 
 
 def _costs(report: Report) -> list[Fact]:

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fp16conv.api import analyze, convert, tune, validate
 from fp16conv.reporting.html import render_html
 from tests.unit.reporting import sample_details as samples
 from tests.unit.reporting import sample_reports
 
+ROOT = Path(__file__).resolve().parents[2]
+CASES, SAMPLES = ROOT / "tests" / "cases", ROOT / "samples"
 WIDTHS = (1280, 390)
 CONTRAST = """() => {
   const parse = (c) => c.match(/[\\d.]+/g).map(Number);
@@ -182,3 +186,37 @@ def test_print_shows_rows_and_no_controls(open_report: Any) -> None:
     assert page.locator("#grid-body .row").count() == 120
     assert page.locator(".controls").first.is_hidden()
     assert len(page.pdf()) > 10_000
+
+
+def test_from_a_model_that_overflows_the_first_screen_leads_to_cause_and_fix(
+    open_report: Any, tmp_path: Path
+) -> None:
+    case = CASES / "a05_square_overflow"
+    report = analyze(case.with_suffix(".onnx"), data=str(case.with_suffix(".npz")), details=True)
+    page = open_report(report)
+    link = page.locator(".card [data-op] button").first
+    assert link.bounding_box()["y"] < 800
+    link.click()
+    panel = page.locator("#detail")
+    assert "FP32" in panel.locator(".chip").first.text_content()
+    assert re.search(r"reaches .* beyond\s+65504", panel.text_content())
+    assert "fp16conv" in page.locator("#findings").text_content()
+    assert page.messages == []
+
+
+@pytest.mark.slow
+def test_reports_of_every_verb_on_a_real_model(open_report: Any, tmp_path: Path) -> None:
+    model, data = SAMPLES / "digits_cnn.onnx", str(SAMPLES / "digits_calibration.npz")
+    output = tmp_path / "half.onnx"
+    for report in (
+        analyze(model, data=data, details=True),
+        convert(model, output, data=data, details=True),
+        tune(model, tolerance=0.01, data=data, details=True),
+        validate(model, output, data=data, details=True),
+    ):
+        page = open_report(report, width=390)
+        assert page.locator("#grid-body .row").count() > 5
+        page.locator("#grid-body .row").nth(2).click()
+        assert page.locator("#detail").is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.messages == []

@@ -93,7 +93,10 @@
   const powers = { size: 64, space: 26, incrs: [0.5, 1, 2, 5], values: (_, ticks) => ticks.map((t) => (10 ** t).toExponential(0)) };
 
   drawFrontier(data.frontier);
-  if (!data.ops) return;
+  if (!data.ops) {
+    document.querySelectorAll(".needs-js[data-op]").forEach((slot) => slot.remove());
+    return;
+  }
 
   // ---- operators: columns of equal length, texts by index ----
   const ops = data.ops;
@@ -544,7 +547,7 @@
       axes: [axis({ label: "predicted time, ms", labelSize: 22 }), axis(powers)],
       series: [
         { label: "predicted ms", value: (_, x) => number(x) },
-        { label: "relative L2 error", stroke: color("--fp16"), width: 1, points: { show: true, size: 7 }, value: (_, y) => number(unlog(y)) },
+        { label: "relative L2 error", stroke: color("--fp16"), width: 1, points: { show: true, size: 7, fill: color("--bg") }, value: (_, y) => number(unlog(y)) },
         { label: "chosen", stroke: color("--fp32"), paths: () => null, points: { show: true, size: 13, width: 3, fill: color("--bg") }, value: (_, y) => (y === null || y === undefined ? "–" : "yes") },
       ],
     }, [known.map((p) => p[0] * 1e3), known.map((p) => log(p[1])), known.map((p) => (p[2] ? log(p[1]) : null))]]);
