@@ -48,7 +48,7 @@ PLAN = PrecisionPlan(
     ),
     (Cast(0, "x", DataType.FLOAT16, (Use(0, 0, 0),)),),
     {7: EXP},
-    {
+    predicted={
         "macs": 100.0,
         "macs_fp16_share": 0.9,
         "time_fp32_us": 1500.0,
@@ -87,7 +87,7 @@ def test_an_operator_that_might_go_fp16_is_kept_by_the_planner_not_by_its_class(
 
 
 def test_a_share_of_no_macs_is_unknown_not_zero() -> None:
-    plan = PrecisionPlan("m", "r", {}, PLAN.decisions, (), {}, {"macs": 0.0, "macs_fp16_share": 0.0})
+    plan = PrecisionPlan("m", "r", {}, PLAN.decisions, (), predicted={"macs": 0.0, "macs_fp16_share": 0.0})
     assert summarize_decisions(plan).macs_share is None
 
 
