@@ -30,6 +30,7 @@ VERBS = {
     "convert": "Convert a model: plan, convert, verify, validate, save.",
     "tune": "Find the fastest plan that meets an accuracy target.",
     "export": "Export a PyTorch program to ONNX and audit the result.",
+    "train-audit": "Audit training in FP16: gradients, loss scale, master weights.",
     "validate": "Compare a converted model with its FP32 original.",
     "explain": "Say why one operator has its precision, and what would change it.",
     "diff": "Compare two plans or two models: precision and casts.",
@@ -73,7 +74,7 @@ class LazyGroup(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"fp16conv.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"fp16conv.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -23,7 +23,7 @@ from fp16conv.frontends.fx.importer import import_program
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.sources import FACTORY
 
-__all__ = ["load_program", "order_keywords"]
+__all__ = ["call_factory", "load_program", "order_keywords"]
 
 TorchSource: TypeAlias = str | os.PathLike[str] | torch.nn.Module | ExportedProgram
 
@@ -93,9 +93,13 @@ def _load_file(path: Path) -> ExportedProgram:
     return program
 
 
-def _build(
-    name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-) -> tuple[torch.nn.Module, Sequence[Any] | None, Mapping[str, Any] | None]:
+def call_factory(name: str) -> Any:
+    """What `package.module:factory` gives: a module as it is, anything else called without arguments.
+
+    Raises:
+        UsageError: it cannot be imported.
+        ModelError: calling it failed.
+    """
     path, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
@@ -106,7 +110,13 @@ def _build(
     except (ImportError, AttributeError) as error:
         hint = "package.module:factory, importable from here"
         raise UsageError(f"cannot import '{name}'", why=str(error), hint=hint) from error
-    made = factory if isinstance(factory, torch.nn.Module) else _call(factory, name)
+    return factory if isinstance(factory, torch.nn.Module) else _call(factory, name)
+
+
+def _build(
+    name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[torch.nn.Module, Sequence[Any] | None, Mapping[str, Any] | None]:
+    made = call_factory(name)
     if isinstance(made, torch.nn.Module):
         return made, args, kwargs
     if isinstance(made, tuple) and made and isinstance(made[0], torch.nn.Module) and len(made) in (2, 3):
