@@ -1,6 +1,6 @@
 """Train one net on digits four ways and see what mixed precision needs.
 
-    python samples/train_digits.py [STEPS]
+    python samples/train_digits.py
 
 The loss is an average over a large population (divided by 2^20; the learning rate is 2^20 times larger, so
 that FP32 trains as without): its gradients are small, as in deep nets and long sums.
@@ -10,12 +10,14 @@ that FP32 trains as without): its gradients are small, as in deep nets and long 
     mixed-unscaled FP16 compute, FP32 master weights, no loss scale
     mixed          FP16 compute, FP32 master weights, torch.amp.GradScaler
 
+A second table repeats it with a hundredth of the learning rate: updates are then below 2^-11 of the weights,
+and `half`, which has no master weights, loses them.
+
 Needs torch (pip install 'fp16conv[torch]'). The digits are scikit-learn's, in samples/digits_test.npz.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +70,7 @@ def audit() -> training.TrainAudit:
     return training.audit(build(), loss_of, batches, learning_rate=RATE * POPULATION)
 
 
-def train(way: str, steps: int = STEPS, scale: float | None = None) -> Outcome:
+def train(way: str, steps: int = STEPS, scale: float | None = None, rate: float = RATE) -> Outcome:
     """Train one way; `scale` is the loss scale to start from, the audit's by default."""
     images, labels = load()
     net = build()
@@ -77,7 +79,7 @@ def train(way: str, steps: int = STEPS, scale: float | None = None) -> Outcome:
         net = net.half()
     runner = training.prepare(net, args=(images[:BATCH],)) if way.startswith("mixed") else net
     runner.train()
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE * POPULATION)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate * POPULATION)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=way == "mixed")
     rows = torch.Generator().manual_seed(1)
     losses: list[float] = []
@@ -100,7 +102,7 @@ def train(way: str, steps: int = STEPS, scale: float | None = None) -> Outcome:
             with torch.no_grad():
                 for parameter in net.parameters():
                     assert parameter.grad is not None
-                    step = parameter.grad.float() * (RATE * POPULATION / scale)
+                    step = parameter.grad.float() * (rate * POPULATION / scale)
                     parameter.sub_(step.half())
             continue
         before = scaler.get_scale()
@@ -119,16 +121,26 @@ def train(way: str, steps: int = STEPS, scale: float | None = None) -> Outcome:
 WAYS = ("fp32", "half", "mixed-unscaled", "mixed")
 
 
-def main(steps: int) -> None:
+SLOW_RATE = RATE / 100
+SLOW_STEPS = 2500
+
+
+def show(rate: float, steps: int, scale: float, ways: tuple[str, ...]) -> None:
+    print(f"\nlearning rate {rate:g}, {steps} steps")
+    print(f"{'way':<16}{'first loss':>12}{'last loss':>12}{'zeroed':>9}{'skipped':>9}{'accuracy':>10}")
+    for way in ways:
+        o = train(way, steps, scale, rate)
+        row = f"{o.first_loss:>12.3f}{o.last_loss:>12.3f}{o.zeroed:>9.1%}{o.skipped:>9}{o.accuracy:>10.1%}"
+        print(f"{way:<16}{row}", flush=True)
+
+
+def main() -> None:
     torch.set_num_threads(1)  # the net is small: threads would only wait for each other
     report = audit()
     print(report.describe())
-    print(f"\n{'way':<16}{'first loss':>12}{'last loss':>12}{'zeroed':>9}{'skipped':>9}{'accuracy':>10}")
-    for way in WAYS:
-        o = train(way, steps, report.loss_scale)
-        row = f"{o.first_loss:>12.3f}{o.last_loss:>12.3f}{o.zeroed:>9.1%}{o.skipped:>9}{o.accuracy:>10.1%}"
-        print(f"{way:<16}{row}")
+    show(RATE, STEPS, report.loss_scale, WAYS)
+    show(SLOW_RATE, SLOW_STEPS, report.loss_scale, ("fp32", "half", "mixed"))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else STEPS)
+    main()
