@@ -57,7 +57,7 @@ class Condition:
 
     Terms: a number (all elements equal it, relative 1e-3), `<n` `<=n` `>n` `>=n` (every element),
     `nonzero<=n` (every non-zero element, and there is one), `peak>=n` (the largest magnitude),
-    `scalar`, `vector`, `finite`.
+    `scalar`, `vector`, `finite`, `uniform` (all elements equal and not zero: a mean written as a matrix product).
     """
 
     terms: tuple[tuple[str, str, float], ...] = ()
@@ -75,6 +75,8 @@ def _holds(term: tuple[str, str, float], n: Numbers) -> bool:
         return n.size > 1
     if subject == "finite":
         return math.isfinite(peak)
+    if subject == "uniform":
+        return 0 < peak and n.hi - n.lo <= 1e-3 * peak
     if subject == "equals":
         tolerance = 1e-3 * abs(bound)
         return abs(n.lo - bound) <= tolerance and abs(n.hi - bound) <= tolerance
@@ -257,7 +259,7 @@ def _condition(reader: _Reader) -> Condition:
         kind, text = reader.peek()
         if kind == "number":
             terms.append(("equals", "=", float(reader.take())))
-        elif text in ("scalar", "vector", "finite"):
+        elif text in ("scalar", "vector", "finite", "uniform"):
             terms.append((reader.take(), "", 0.0))
         else:
             subject = reader.take() if text in ("peak", "nonzero") else "each"

@@ -30,6 +30,12 @@ MIN_RMS: Final = 16 * SMALLEST_NORMAL
 MAX_CONSTANT_ROUNDING: Final = 2.0**-8
 """Largest relative rounding of a constant: 1e-5 (0.14 %) passes, 1e-6 (1.3 %) and smaller do not."""
 
+MIN_DIVISOR: Final = 2.0**-25 / MAX_CONSTANT_ROUNDING
+"""Smallest magnitude of a divisor or radicand: below, half a subnormal step is more than that rounding."""
+
+_DIVISORS: Final = {"Div": 1, "Reciprocal": 0, "Sqrt": 0, "Pow": 0, "Log": 0}
+"""Operators whose result depends on the relative error of small elements, and the slot these are read at."""
+
 _TRUSTED: Final = (Origin.OBSERVED, Origin.PROVEN)
 
 
@@ -82,7 +88,10 @@ def _is_harmless(graph: ModelGraph, hit: PatternHit, evidence: Evidence, profile
             if evidence.reader.relative_rounding(value, 0.0) > MAX_CONSTANT_ROUNDING:
                 return False
     ops = {tv.op for tv in typevars if tv.op is not None}
-    return not any(_cancels(graph, graph.ops[op], evidence.facts) for op in sorted(ops))
+    return not any(
+        _cancels(graph, graph.ops[op], evidence.facts) or _divides_by_tiny(graph.ops[op], evidence)
+        for op in sorted(ops)
+    )
 
 
 def _is_normal(fact: RangeFact | None, profile: Profile) -> bool:
@@ -104,3 +113,12 @@ def _cancels(graph: ModelGraph, op: Op, facts: Mapping[int, RangeFact]) -> bool:
     if result is None or result.rms is None or any(f is None or f.rms is None for f in operands):
         return True
     return max(f.rms for f in operands if f is not None and f.rms is not None) > MAX_CANCELLATION * result.rms
+
+
+def _divides_by_tiny(op: Op, evidence: Evidence) -> bool:
+    """Whether some row's divisor is so small that FP16 loses it, however large those of other rows are."""
+    slot = _DIVISORS.get(op.key)
+    value = op.inputs[slot] if slot is not None and slot < len(op.inputs) else None
+    fact = None if value is None or evidence.reader.is_known(value) else evidence.facts.get(value)
+    smallest = None if fact is None else fact.min_abs_nonzero
+    return smallest is not None and smallest < MIN_DIVISOR

@@ -75,6 +75,7 @@ def test_safe_profile_grants_no_relief() -> None:
         pytest.param(lambda n, f: replace(f, rms=5.0) if n == "h" else f, id="cancellation"),
         pytest.param(lambda n, f: replace(f, rms=1e-4) if n == "var" else f, id="tiny variance"),
         pytest.param(lambda n, f: replace(f, has_nan=True) if n == "e" else f, id="NaN"),
+        pytest.param(lambda n, f: replace(f, min_abs_nonzero=1e-6) if n == "s" else f, id="one tiny divisor"),
     ],
 )
 def test_any_doubt_keeps_fp32(change: Callable[[str, RangeFact], RangeFact | None]) -> None:
