@@ -57,7 +57,7 @@ class Condition:
 
     Terms: a number (all elements equal it, relative 1e-3), `<n` `<=n` `>n` `>=n` (every element),
     `nonzero<=n` (every non-zero element, and there is one), `peak>=n` (the largest magnitude),
-    `scalar`, `vector`, `finite`, `uniform` (all elements equal and not zero: a mean written as a matrix product).
+    `scalar`, `vector`, `finite`, `uniform` (all elements equal and not zero: a mean as a matrix product).
     """
 
     terms: tuple[tuple[str, str, float], ...] = ()
@@ -76,7 +76,7 @@ def _holds(term: tuple[str, str, float], n: Numbers) -> bool:
     if subject == "finite":
         return math.isfinite(peak)
     if subject == "uniform":
-        return 0 < peak and n.hi - n.lo <= 1e-3 * peak
+        return peak > 0 and n.hi - n.lo <= 1e-3 * peak
     if subject == "equals":
         tolerance = 1e-3 * abs(bound)
         return abs(n.lo - bound) <= tolerance and abs(n.hi - bound) <= tolerance
