@@ -58,7 +58,7 @@ def command(env: Environment, /, model: str, annotate: str | None, **flags: Any)
     """Run the verb."""
     files = {"model": model, "data": flags["data"], "rules": flags["rules"], "annotate": annotate or ()}
     delivery = Delivery.take(flags, files)
-    arguments = api_arguments(flags) | delivery.details
+    arguments = api_arguments(flags) | delivery.details(env)
     if annotate is not None:
         refuse_overwrite(annotate, [model, *flags["data"], *flags["rules"]])
         arguments["annotate"] = annotate

@@ -83,7 +83,7 @@ def command(
     }
     delivery = Delivery.take(flags, files)
     arguments = (
-        api_arguments(flags) | delivery.details | {"repair": not no_repair, "validate": not no_validate}
+        api_arguments(flags) | delivery.details(env) | {"repair": not no_repair, "validate": not no_validate}
     )
     with show_progress(env) as progress:
         report = env.api.convert(model, output, progress=progress, **arguments)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fp16conv.cli.environment import Environment
+from fp16conv.cli.environment import Environment, Level
 from fp16conv.cli.options import refuse_overwrite
 from fp16conv.cli.params import Choice
 from fp16conv.cli.terminal import print_report
@@ -102,11 +102,11 @@ class Delivery:
                 raise UsageError("the folder of the report does not exist", where=file)
         return delivery
 
-    @property
-    def details(self) -> dict[str, bool]:
-        """The API's keyword argument, empty where no form lists operators."""
+    def details(self, env: Environment) -> dict[str, bool]:
+        """The API's keyword argument, empty where no form lists operators; JSON does with --verbose."""
         forms = {self._form, *map(_form_of, self._files)}
-        return {"details": True} if forms & DETAILED else {}
+        wanted = forms & DETAILED or (env.level is Level.VERBOSE and "json" in forms)
+        return {"details": True} if wanted else {}
 
     def send(self, report: Report, env: Environment) -> None:
         """Write the files, then print to stdout."""

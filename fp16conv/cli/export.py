@@ -54,7 +54,7 @@ def command(env: Environment, /, source: str, output: str, opset: int | None, **
     busy = {"source": source, "output": output, "data": flags["data"], "rules": flags["rules"]}
     delivery = Delivery.take(flags, busy)
     refuse_overwrite(output, [source, *flags["data"], *flags["rules"]])
-    arguments = api_arguments(flags) | delivery.details
+    arguments = api_arguments(flags) | delivery.details(env)
     with show_progress(env) as progress:
         report = env.api.export(source, output, opset=opset, progress=progress, **arguments)
     if not report.next_command and report.ok:

@@ -95,7 +95,9 @@ def command(
         refuse_overwrite(output, [model, *flags["data"], *flags["rules"]])
     files = {"model": model, "output": output or (), "data": flags["data"], "rules": flags["rules"]}
     delivery = Delivery.take(flags, files)
-    arguments = api_arguments(flags) | delivery.details | {"tolerance": tolerance, "budget_seconds": budget}
+    arguments = (
+        api_arguments(flags) | delivery.details(env) | {"tolerance": tolerance, "budget_seconds": budget}
+    )
     arguments["cache"] = None if no_cache else cache or env.api.default_cache()
     with show_progress(env) as progress:
         report = env.api.tune(model, output, progress=progress, **arguments)

@@ -45,7 +45,7 @@ def command(env: Environment, /, reference: str, candidate: str, **flags: Any) -
     """Run the verb."""
     files = {"reference": reference, "candidate": candidate, "data": flags["data"]}
     delivery = Delivery.take(flags, files)
-    arguments = api_arguments(flags) | delivery.details
+    arguments = api_arguments(flags) | delivery.details(env)
     with show_progress(env) as progress:
         report = env.api.validate(reference, candidate, progress=progress, **arguments)
     delivery.send(report, env)

@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from fp16conv.reporting.facts import Fact, Topic, describe_contents, facts_of, headline_of, sort_findings
 from fp16conv.reporting.layout import Style
 from fp16conv.reporting.payload import build_payload, dump_safely
+from fp16conv.reporting.per_operator import PerOperator
 from fp16conv.reporting.report import DecisionSummary, ModelFacts, Report, Severity, ValidationResult, dump
 from fp16conv.reporting.sanitize import sanitize
 from fp16conv.reporting.units import format_bytes, format_error, format_seconds, format_share, plural
@@ -44,6 +45,7 @@ def render_html(report: Report) -> str:
         ("findings", "Findings", _findings(report)),
         ("kept", "What stays FP32", _kept(decisions)),
         ("outputs", "Outputs", _outputs(getattr(report, "validation", None))),
+        ("causes", "Causes", _causes(getattr(report, "per_operator", None))),
         ("frontier", "Frontier", _frontier(report)),
     ]
     links = [(name, title) for name, title, body in sections if body]
@@ -304,6 +306,41 @@ def _outputs(result: object) -> str:
     return _section("outputs", "Outputs against FP32", body)
 
 
+def _causes(result: object) -> str:
+    if not isinstance(result, PerOperator):
+        return ""
+    body = "<p>No single result is beyond the tolerance.</p>"
+    if result.first:
+        words = f"({_text(result.first_type)}), error {format_error(result.first_error)}"
+        body = f"<p>First beyond the tolerance: {_op(result.first)} {words}.</p>"
+    rows = [
+        _row(
+            (("" if share.resolved else "about ") + format_share(share.share), "num"),
+            (_op(share.op), "name"),
+            (_text(share.op_type), ""),
+            (format_error(share.error), "num"),
+            (f"<code>{_text(share.pattern)}</code>" if share.pattern else "", ""),
+        )
+        for share in result.operators
+    ]
+    header = (("Share", "num"), ("Operator", ""), ("Type", ""), ("its error", "num"), ("Pattern", ""))
+    return _section("causes", "Operators that cause the error", body + (_table(header, rows) if rows else ""))
+
+
+def _roundings(report: Report) -> str:
+    rows = [
+        _row(
+            (("" if r.resolved else "about ") + format_share(r.used), "num"),
+            (_op(r.op), "name"),
+            (_text(r.op_type), ""),
+            (_text(r.what), ""),
+        )
+        for r in getattr(report, "roundings", ())
+    ]
+    header = (("of allowed", "num"), ("Operator", ""), ("Type", ""), ("What is rounded", ""))
+    return "<h3>Roundings that add most error</h3>" + _table(header, rows) if rows else ""
+
+
 def _frontier(report: Report) -> str:
     points = getattr(report, "frontier", ())
     if not points:
@@ -331,7 +368,11 @@ def _frontier(report: Report) -> str:
         ("casts", "num"),
         ("FP16 MACs", "num"),
     )
-    return _section("frontier", "Accuracy against time", _asset("frontier.html") + _table(header, rows))
+    return _section(
+        "frontier",
+        "Accuracy against time",
+        _asset("frontier.html") + _table(header, rows) + _roundings(report),
+    )
 
 
 def _about(report: Report) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fp16conv.reporting.facts import Topic, facts_of, headline_of, sort_findings
 from fp16conv.reporting.layout import Style
+from fp16conv.reporting.per_operator import PerOperator
 from fp16conv.reporting.report import DecisionSummary, Report, ValidationResult
 from fp16conv.reporting.sanitize import clip, sanitize
 from fp16conv.reporting.tuning import TuneReport
@@ -37,6 +38,7 @@ def render_markdown(report: Report) -> str:
     if isinstance(report, TuneReport):
         lines += _frontier(report)
     lines += _validation(getattr(report, "validation", None))
+    lines += _causes(getattr(report, "per_operator", None))
     lines += _kept(getattr(report, "decisions", None))
     lines += _findings(report)
     if report.next_command:
@@ -118,6 +120,17 @@ def _findings(report: Report) -> list[str]:
         for f in sort_findings(report.findings)
     ]
     return ["**Findings**", "", *_table(("", "Rule", "Where", "What", "Fix"), rows)] if rows else []
+
+
+def _causes(result: PerOperator | None) -> list[str]:
+    if result is None or not result.operators:
+        return []
+    rows = [
+        (format_share(s.share), _name(s.op), _prose(s.op_type), format_error(s.error))
+        for s in result.operators
+    ]
+    lines = ["**Operators that cause the error**", ""]
+    return lines + _table(("Share", "Operator", "Type", "its error"), rows)
 
 
 def _validation(result: ValidationResult | None) -> list[str]:

@@ -57,10 +57,9 @@ def test_details_are_asked_for_only_where_a_form_shows_them(cli: Any) -> None:
         seen.append(options)
         return samples.analyze()
 
-    for form in ("text", "sarif"):
-        assert cli("analyze", "m.onnx", "--format", form, analyze=function).code == 0
-    assert "details" not in seen[0]
-    assert seen[1]["details"] is True
+    for flags in (["text"], ["json"], ["text", "-v"], ["sarif"], ["json", "-v"]):
+        assert cli("analyze", "m.onnx", "--format", *flags, analyze=function).code == 0
+    assert ["details" in options for options in seen] == [False, False, False, True, True]
 
 
 def test_unknown_ending_is_refused_before_the_run(cli: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -10,7 +11,9 @@ import re
 import pytest
 
 from fp16conv.reporting.html import render_html
+from fp16conv.reporting.markdown import render_markdown
 from fp16conv.reporting.payload import ALPHABET, FLOOR, encode_bins
+from fp16conv.reporting.per_operator import OperatorShare, PerOperator
 from tests.unit.reporting import sample_details as samples
 from tests.unit.reporting import sample_reports
 
@@ -73,3 +76,17 @@ def test_a_bin_is_read_back_within_a_step() -> None:
             continue
         share = 10 ** (FLOOR * (1 - (code - 1) / (len(ALPHABET) - 2)))
         assert share == pytest.approx(count / total, rel=0.16)
+
+
+def test_operators_that_cause_the_error_are_listed() -> None:
+    share = OperatorShare(samples.IMG, "Exp", 0.75, True, 0.5, "softmax-written-out")
+    report = dataclasses.replace(
+        sample_reports.validate(ok=False), per_operator=PerOperator(samples.CLOSE, "Exp", 0.5, (share,))
+    )
+    page = render_html(report)
+    section = page[page.index('id="causes"') :]
+    assert "75.0 %" in section
+    assert "softmax-written-out" in section
+    assert samples.IMG not in page
+    assert "&lt;img src=x" in section
+    assert "75.0 %" in render_markdown(report)
