@@ -321,7 +321,7 @@ def locate_frame(trace: str) -> dict[str, str]:
         `line` (file:number) and `code`; empty where there is no frame.
 
     Example:
-        >>> locate_frame('File "net.py", line 7, in forward\\n    y = self.fc(x)')
+        >>> locate_frame('File "net.py", line 7, in forward\n    y = self.fc(x)')
         {'line': 'net.py:7', 'code': 'y = self.fc(x)'}
     """
     found: dict[str, str] = {}
