@@ -102,8 +102,10 @@ def _value(value: ValueDetail) -> list[Line]:
         "" if value.shape is None else f" [{', '.join('?' if d is None else str(d) for d in value.shape)}]"
     )
     lines = _rows(f"{value.name}: {value.dtype}{shape}", 2)
+    if value.bounds is not None:
+        lines += _rows(f"{value.bounds[0]:.4g} to {value.bounds[1]:.4g} for all inputs (proven)", 4)
     if value.lo is None or value.hi is None:
-        return lines + _rows("range not known", 4, Style.DIM)
+        return lines + ([] if value.bounds else _rows("range not known", 4, Style.DIM))
     text = f"{value.lo:.4g} to {value.hi:.4g} ({value.origin})"
     if value.rms is not None:
         text += f", rms {value.rms:.4g}"

@@ -61,6 +61,7 @@ class ValueDetail:
         first_exponent: base-2 exponent of the first count.
         counts: elements per base-2 exponent of their magnitude, ends trimmed; empty where not observed.
         error: relative L2 error of the value in the plan, None where not measured.
+        bounds: smallest and largest number for all inputs, as proven; None where nothing is.
     """
 
     name: str
@@ -77,6 +78,7 @@ class ValueDetail:
     first_exponent: int = 0
     counts: tuple[int, ...] = ()
     error: float | None = None
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

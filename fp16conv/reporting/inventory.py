@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,7 @@ def list_operators(
     macs: Mapping[int, int] | None = None,
     errors: Mapping[int, float] | None = None,
     error_note: str = "",
+    proven: Mapping[int, RangeFact] | None = None,
 ) -> Details:
     """List every operator of a model under a plan.
 
@@ -46,6 +49,7 @@ def list_operators(
         macs: multiply-accumulates per operator id.
         errors: relative L2 error per value id, under the plan.
         error_note: what the errors rest on.
+        proven: bounds per value id that hold for all inputs.
     """
     dtypes = plan.dtypes
     by_op: dict[int, list[Decision]] = {}
@@ -57,7 +61,7 @@ def list_operators(
         variable = graph.typevar_of_value(value.id)
         dtype = dtypes.get(variable.id, value.dtype) if variable is not None else value.dtype
         seen = (shapes or {}).get(value.id)
-        return _value(
+        found = _value(
             value,
             dtype,
             seen if seen is not None else value.shape,
@@ -65,6 +69,10 @@ def list_operators(
             (histograms or {}).get(value.id),
             (errors or {}).get(value.id),
         )
+        bound = (proven or {}).get(value.id)
+        if bound is None or (math.isinf(bound.lo) and math.isinf(bound.hi)):
+            return found
+        return replace(found, bounds=(bound.lo, bound.hi))
 
     operators = []
     for op in graph.ops:

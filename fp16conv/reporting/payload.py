@@ -143,6 +143,7 @@ class _Values:
             "zero",
             "first",
             "bins",
+            "bound",
         )
         self.columns: dict[str, list[object]] = {name: [] for name in names}
 
@@ -163,6 +164,7 @@ class _Values:
             "zero": _short(value.zeroed),
             "first": value.first_exponent,
             "bins": encode_bins(value.counts),
+            "bound": None if value.bounds is None else [_short(bound) for bound in value.bounds],
         }
         for name, column in self.columns.items():
             column.append(row[name])

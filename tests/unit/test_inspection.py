@@ -35,6 +35,7 @@ def test_explain_gives_reasons_numbers_rules_and_ways_out() -> None:
     text = render_text(report)
     assert "Softmax exponentiates and sums" in text
     assert "Source: PyTorch" in text
+    assert "0 to 1 for all inputs (proven)" in text
     assert max(map(len, text.splitlines())) <= 80
     assert json.loads(json.dumps(report.to_dict()))["schema"] == "fp16conv.explain/1"
 

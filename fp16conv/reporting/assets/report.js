@@ -481,6 +481,7 @@
       ["Type", `${data.dtypes[values.dtype[v]]}${shape === null ? "" : ` [${shape.join(", ")}]`}`],
       ["Known from", data.origins[values.origin[v]]],
       ["Range", values.lo[v] === null ? "not observed" : `${number(values.lo[v])} to ${number(values.hi[v])}`],
+      ["For all inputs", values.bound[v] === null ? "" : `${number(values.bound[v][0])} to ${number(values.bound[v][1])} (proven)`],
       ["Smallest non-zero", number(values.min[v])],
       ["RMS", number(values.rms[v])],
       ["Beyond FP16", values.lo[v] === null ? "" : percent(values.over[v])],
