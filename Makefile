@@ -26,7 +26,7 @@ $(VENV)/.base: pyproject.toml constraints.txt hatch_build.py
 # torch comes as its CPU wheel where there is one; it serves tests/fx, which are skipped without it.
 $(VENV)/.test: $(VENV)/.base
 	$(PIP) -e '.[test]'
-	$(PIP) --extra-index-url $(TORCH_INDEX) -e '.[torch]'
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[torch]'
 	@touch $@
 
 demo: $(VENV)/.base
