@@ -34,9 +34,8 @@ def main() -> None:
         if s.domain == DOMAIN
     }
     lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(schemas.items()))
-    OUTPUT.write_text(
-        f'{{"source": "onnxruntime {onnxruntime.__version__} get_all_operator_schema()",\n"operators": {{\n{lines}\n}}}}\n'
-    )
+    source = f"onnxruntime {onnxruntime.__version__} get_all_operator_schema()"
+    OUTPUT.write_text(f'{{"source": "{source}",\n"operators": {{\n{lines}\n}}}}\n')
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Type variables of boundaries: graph interface, If outputs, loop-carried values, function parameters.
 
-What crosses the boundary of a body is a type variable like any other: the places where values enter it are uses,
-the values it hands on are defs. See `TypeVar`.
+What crosses the boundary of a body is a type variable like any other: the places where values enter it are
+uses, the values it hands on are defs. See `TypeVar`.
 """
 
 from __future__ import annotations

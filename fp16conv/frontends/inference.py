@@ -1,8 +1,8 @@
 """Types of every value in an ONNX model, without touching the model.
 
 `onnx.shape_inference` first (on a copy without the weights). Where it gives up - behind a contrib operator,
-inside a function body - operators are inferred one by one, and last the type variables of the schema bind what
-is left, in both directions.
+inside a function body - operators are inferred one by one, and last the type variables of the schema bind
+what is left, in both directions.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Inference:
             self._infer_node(node, opsets, arguments)
 
     def _bind_body_inputs(self, node: ir.Node) -> None:
-        """Give the inputs of Loop and Scan bodies the types of what flows in (dtype only where ranks differ)."""
+        """Give the inputs of Loop and Scan bodies the dtypes of what flows in."""
         if node.op_type not in ("Loop", "Scan") or node.domain not in ONNX_DOMAINS:
             return
         body = node.attributes["body"].as_graph()

@@ -174,29 +174,7 @@ class GraphBuilder:
         ops = tuple(
             dataclasses.replace(op, typevars=tuple(self._typevars_of_op.get(op.id, ()))) for op in self._ops
         )
-        consumers: list[list[Use]] = [[] for _ in self._values]
-        for op in ops:
-            for slot, value in enumerate(op.inputs):
-                if value is not None:
-                    consumers[value].append(Use(op.id, slot, op.scope))
-        for scope in scopes:
-            for slot, value in enumerate(scope.outputs):
-                if value is not None:
-                    consumers[value].append(Use(None, slot, scope.id))
-        of_use: dict[Use, int] = {}
-        of_value: dict[int, int] = {}
-        for tv in self._typevars:
-            for use in tv.uses:
-                if of_use.setdefault(use, tv.id) != tv.id:
-                    raise InternalError(f"use {use} belongs to two type variables")
-            for value in tv.defs:
-                if self._values[value].dtype is not DataType.FLOAT:
-                    raise InternalError(f"type variable {tv.symbol} types a non-FLOAT value")
-                if of_value.setdefault(value, tv.id) != tv.id:
-                    raise InternalError(f"value {value} is typed by two type variables")
-        for value_ in self._values:
-            if value_.dtype is DataType.FLOAT and not value_.is_constant and value_.id not in of_value:
-                raise InternalError(f"value '{value_.name}' is FLOAT but no type variable types it")
+        of_use, of_value = self._bindings()
         return ModelGraph(
             self._source,
             self._digest,
@@ -209,5 +187,35 @@ class GraphBuilder:
             frozenset(self._defaults),
             of_use,
             of_value,
-            tuple(tuple(uses) for uses in consumers),
+            self._consumers(ops, scopes),
         )
+
+    def _consumers(self, ops: Iterable[Op], scopes: Iterable[Scope]) -> tuple[tuple[Use, ...], ...]:
+        consumers: list[list[Use]] = [[] for _ in self._values]
+        for op in ops:
+            for slot, value in enumerate(op.inputs):
+                if value is not None:
+                    consumers[value].append(Use(op.id, slot, op.scope))
+        for scope in scopes:
+            for slot, value in enumerate(scope.outputs):
+                if value is not None:
+                    consumers[value].append(Use(None, slot, scope.id))
+        return tuple(map(tuple, consumers))
+
+    def _bindings(self) -> tuple[dict[Use, int], dict[int, int]]:
+        """Type variable by use and by value; every FLOAT value that is not constant has exactly one."""
+        of_use: dict[Use, int] = {}
+        of_value: dict[int, int] = {}
+        for tv in self._typevars:
+            for use in tv.uses:
+                if of_use.setdefault(use, tv.id) != tv.id:
+                    raise InternalError(f"use {use} belongs to two type variables")
+            for index in tv.defs:
+                if self._values[index].dtype is not DataType.FLOAT:
+                    raise InternalError(f"type variable {tv.symbol} types a non-FLOAT value")
+                if of_value.setdefault(index, tv.id) != tv.id:
+                    raise InternalError(f"value {index} is typed by two type variables")
+        for value in self._values:
+            if value.dtype is DataType.FLOAT and not value.is_constant and value.id not in of_value:
+                raise InternalError(f"value '{value.name}' is FLOAT but no type variable types it")
+        return of_use, of_value

@@ -339,7 +339,7 @@ def test_work_is_linear_in_the_operators(load) -> None:
 
 @pytest.mark.parametrize("source", ["Log(x)", "Pow(x, low)"])
 def test_a_clip_that_swallows_nan_ends_the_proof(prove, source: str) -> None:
-    """inf / max(NaN, eps) is infinite: the norm of a row with NaN or infinity bounds nothing behind a Clip."""
+    """inf / max(NaN, eps) is infinite: the norm of such a row bounds nothing behind a Clip."""
     text = f"""g (float[2,4] x) => (float[2,4] y) {{
         a = {source} n = ReduceL2(a, ax) c = Clip(n, eps) y = Div(a, c)
     }}"""

@@ -95,7 +95,8 @@ def test_missing_file_is_a_rule_error(tmp_path: Path) -> None:
 def test_lookups_suggest() -> None:
     book = load_book()
     assert sorted(book.profiles) == ["balanced", "fast", "half", "safe"]
-    assert sorted(book.targets) == ["generic", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "torch-cuda"]
+    targets = ["generic", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "torch-cuda"]
+    assert sorted(book.targets) == targets
     for find, name, close in [
         (book.rule, "exp-overflw", "exp-overflow"),
         (book.profile, "balancd", "balanced"),
