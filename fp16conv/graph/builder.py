@@ -51,7 +51,10 @@ class GraphBuilder:
         >>> y = b.add_value("y", DataType.FLOAT, (2,), main, ValueKind.RESULT, producer=relu)
         >>> b.close_op(relu, [y])
         >>> b.close_scope(main, [x], [y])
-        >>> _ = b.add_typevar(relu, main, "T", [Use(relu, 0, main)], [y], True)
+        >>> b.add_typevar(None, main, "input:x", [], [x], True)
+        0
+        >>> b.add_typevar(relu, main, "T", [Use(relu, 0, main)], [y], True)
+        1
         >>> b.freeze().ops[0].op_type
         'Relu'
     """
