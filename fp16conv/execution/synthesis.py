@@ -47,6 +47,8 @@ _SHAPE_SLOTS = {
     "Tile": (1,),
     "TopK": (1,),
 }
+_SCALE_SLOTS = {"Resize": (1, 2), "Upsample": (1,)}  # opset 10 has the scales at 1, where regions are later
+_RECURRENT = frozenset(("GRU", "LSTM", "RNN"))
 _POSITIVE_ONLY = frozenset(("Sqrt", "Log", "Reciprocal"))
 
 
@@ -216,9 +218,17 @@ def _kind(graph: ModelGraph, value: Value, shape: tuple[int, ...], longest: int)
     if not dtype.is_integer:
         if _MASK_NAME.search(name):
             return Kind.MASK, 0.0, 1.0
+        if any(slot in _SCALE_SLOTS.get(op.op_type, ()) for op, slot in reached):
+            return (
+                Kind.FULL,
+                2.0 if np.prod(shape) <= 2 else 1.0,
+                0.0,
+            )  # not batch and channels
         if any(op.op_type in _POSITIVE_ONLY for op, _ in reached):
             return Kind.POSITIVE, 0.0, 1.0
         return Kind.NORMAL, 0.0, 1.0
+    if steps := [_steps(graph, op) for op, slot in reached if op.op_type in _RECURRENT and slot == 4]:
+        return Kind.FULL, float(min(steps)), 0.0
     tables = [size for op, slot in reached if (size := _table_size(graph, op, slot)) is not None]
     if _MASK_NAME.search(name):
         return Kind.MASK, 0.0, 1.0
@@ -227,6 +237,13 @@ def _kind(graph: ModelGraph, value: Value, shape: tuple[int, ...], longest: int)
     if tables:
         return Kind.INDEX, 0.0, float(max(0, min(tables) - 1))
     return _integer_kind(name, dtype, shape, longest, reached)
+
+
+def _steps(graph: ModelGraph, op: Op) -> int:
+    """Time steps that a recurrent operator surely has; its lengths must not be above."""
+    shape = None if op.inputs[0] is None else graph.values[op.inputs[0]].shape
+    size = shape[1 if op.attrs.get("layout") else 0] if shape else None
+    return size if isinstance(size, int) and size > 0 else 1
 
 
 def _integer_kind(

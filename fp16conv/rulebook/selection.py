@@ -32,7 +32,7 @@ def select_ops(graph: ModelGraph, pattern: str, flag: str) -> tuple[int, ...]:
         found = tuple(op.id for op in graph.ops if fnmatchcase(op.key, wanted))
         names = sorted({f"type:{op.key}" for op in graph.ops})
     else:
-        found = tuple(op.id for op in graph.ops if _is_named(op, pattern))
+        found = tuple(op.id for op in graph.ops if pattern and _is_named(op, pattern))
         names = sorted({op.name or op.label for op in graph.ops})
     if found:
         return found

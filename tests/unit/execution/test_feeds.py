@@ -121,6 +121,18 @@ def test_masks_are_mostly_ones_and_lengths_fit() -> None:
     assert first["pad_mask"].dtype == np.bool_
 
 
+def test_lengths_of_a_recurrent_net_and_scales_of_a_resize_are_valid() -> None:
+    lstm = graph("""g (float[5,2,3] x, int32[2] valid) => (float[5,1,2,1] y)
+        <float[1,4,3] w = {0}, float[1,4,1] r = {0}> { y = LSTM <hidden_size = 1> (x, w, r, , valid) }""")
+    assert next(b["valid"].tolist() for b in synthesize(lstm)) == [5, 5]
+    resize = graph("""g (float[1,1,4,4] x, float zoom) => (float[1,1,h,w] y)
+        <float[2] ones = {1, 1}, int64[1] one = {1}> {
+        z = Reshape(zoom, one)
+        s = Concat <axis = 0> (ones, z, z)
+        y = Resize (x, , s) }""")
+    assert next(float(b["zoom"]) for b in synthesize(resize)) == 2.0
+
+
 def test_unknown_names_and_wrong_shapes_are_usage_errors() -> None:
     with pytest.raises(UsageError, match="did you mean 'image'"):
         synthesize(SIMPLE, shapes={"imag": (1, 3)})

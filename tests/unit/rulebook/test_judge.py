@@ -88,6 +88,7 @@ def test_globs_match_names_and_types() -> None:
         ("type:Sofmax", "did you mean 'type:Softmax'?"),
         ("Softmax", "did you mean 'type:Softmax'?"),
         ("zzz", "globs on operator names"),
+        ("", "globs on operator names"),
     ],
 )
 def test_unmatched_pattern_is_an_error_with_a_suggestion(pattern: str, hint: str) -> None:
