@@ -173,7 +173,12 @@ class StudyBase(ABC):
                 low, high = ranges[name]
                 if fact.has_nan or fact.lo < low or fact.hi > high:
                     del ranges[name]
-        return prove_bounds(self.graph, ranges)
+        return prove_bounds(self.graph, ranges, constants=self.constants)
+
+    @cached_property
+    def constants(self) -> dict[int, RangeFact]:
+        """Facts about the model's own numbers."""
+        return constant_facts(self.graph)
 
     @cached_property
     def facts(self) -> dict[int, RangeFact]:
@@ -184,7 +189,7 @@ class StudyBase(ABC):
     @cached_property
     def observed(self) -> dict[int, RangeFact]:
         """Range per value id: constants, and what was observed."""
-        facts = constant_facts(self.graph)
+        facts = dict(self.constants)
         if self.calibration is not None:
             for value, fact in self.calibration.facts.items():
                 facts.setdefault(value, fact)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import BinaryIO
+
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from fp16conv.graph import DataType
 from fp16conv.half import saturate
 
 __all__ = ["Fp16Tensor", "dtype_attribute", "is_external", "retype", "to_ir"]
+
+
+CHUNK = 1 << 21  # numbers converted in one go by one thread: 8 MiB, read once
+MAX_THREADS = 4  # more only wait for the memory
 
 
 class Fp16Tensor(ir.LazyTensor):
@@ -32,6 +42,31 @@ class Fp16Tensor(ir.LazyTensor):
         )
         self.source = source
         self.saturating = saturating
+
+    def tofile(self, file: BinaryIO) -> None:
+        """Write the numbers in FP16, in pieces that are converted in parallel: never whole in memory."""
+        if self.size < 2 * CHUNK:
+            super().tofile(file)
+            return
+        flat = np.asarray(self.source.numpy()).reshape(-1)
+        pieces = (flat[start : start + CHUNK] for start in range(0, flat.size, CHUNK))
+        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1))
+        with ThreadPoolExecutor(threads) as pool:
+            pending: deque[Future[memoryview]] = deque()
+            for piece in pieces:
+                pending.append(pool.submit(self._round, piece))
+                if len(pending) > threads:
+                    file.write(pending.popleft().result())
+            while pending:
+                file.write(pending.popleft().result())
+        del flat, piece
+        if isinstance(self.source, ir.ExternalTensor):
+            self.source.release()
+
+    def _round(self, numbers: npt.NDArray[np.generic]) -> memoryview:
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = saturate(numbers) if self.saturating else numbers.astype("<f2")
+        return rounded.astype("<f2", copy=False).data.cast("B")
 
     def _convert(self) -> ir.TensorProtocol:
         numbers = np.asarray(self.source.numpy())

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import onnx.checker
 import onnx.shape_inference
-import onnx_ir as ir
 
 from fp16conv.errors import ConversionError, ModelError
 from fp16conv.frontends.inference import without_weights
@@ -22,6 +21,7 @@ from fp16conv.planning.plan import PrecisionPlan
 
 __all__ = ["Finding", "require_valid", "verify"]
 
+CHUNK = 1 << 18  # numbers looked at together
 COPY_SUFFIX = re.compile(r"__fp(?:16|32)(?:_\d+)?$")
 
 
@@ -218,8 +218,13 @@ def _check_overflow(result: ModelGraph, source: ModelGraph) -> Iterator[Finding]
 
 
 def _infinities(graph: ModelGraph, value: int) -> int:
-    tensor = graph.constants[value]
-    count = int(np.count_nonzero(np.isinf(np.asarray(tensor.numpy()))))
-    if isinstance(tensor, ir.ExternalTensor):
-        tensor.release()  # else every weight read so far stays mapped
+    numbers = np.asarray(graph.constants[value].numpy())
+    count = 0
+    for chunk in np.array_split(numbers.reshape(-1), 1 + numbers.size // CHUNK):
+        if chunk.dtype == np.float16 and chunk.size:  # far faster than isinf, and nearly always enough
+            bits = np.ascontiguousarray(chunk).view(np.uint16) & np.uint16(0x7FFF)
+            if bits.max() < np.float16(np.inf).view(np.uint16):
+                continue
+        count += int(np.count_nonzero(np.isinf(chunk)))
+    graph.release(value)  # else every weight read so far stays mapped
     return count

@@ -8,6 +8,7 @@ model as ONNX Runtime computes it, roundings included.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -58,6 +59,7 @@ def prove_bounds(
     input_ranges: Mapping[str, tuple[float, float]] | None = None,
     *,
     shapes: Mapping[int, Sequence[int]] | None = None,
+    constants: Mapping[int, RangeFact] | None = None,
 ) -> dict[int, RangeFact]:
     """Bounds of every value that has finite ones on both sides.
 
@@ -71,6 +73,7 @@ def prove_bounds(
         input_ranges: (low, high) per input name; an input with a range holds no NaN.
         shapes: value id -> shape where it is known better than in the file; the bounds then only hold for
             inputs that give these shapes.
+        constants: facts of origin `constant` by value id, so that large weights are not read again for them.
 
     Returns:
         Value id -> fact with origin `proven`, ids ascending: floating values, and integers whose bounds
@@ -79,7 +82,7 @@ def prove_bounds(
     Raises:
         UsageError: a range names no input, or is empty.
     """
-    interpreter = _Interpreter(graph, dict(shapes or {}))
+    interpreter = _Interpreter(graph, dict(shapes or {}), constants or {})
     interpreter.bind_inputs(dict(input_ranges or {}))
     try:
         with np.errstate(all="ignore"):
@@ -119,6 +122,7 @@ class _Interpreter:
 
     graph: ModelGraph
     shapes: Mapping[int, Sequence[int]]
+    known: Mapping[int, RangeFact] = field(default_factory=dict)
     current: dict[int, Bounds] = field(default_factory=dict)
     joined: dict[int, Bounds] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
@@ -166,12 +170,27 @@ class _Interpreter:
             return None
         found = self.current.get(value)
         if found is None:
-            array = self.array(value)
-            found = self._constants.get(value)
-            if found is None and array is not None:
+            found = self._constants.get(value) or self._known(value)
+            array = self.array(value) if found is None else None
+            if array is not None:
                 exact = value in self.graph.constants or array.dtype.kind != "f"
-                found = self._constants[value] = of_array(array, exact=exact)
+                found = of_array(array, exact=exact)
+            if found is not None:
+                self._constants[value] = found
         return top_of(self.graph.values[value].dtype) if found is None else found
+
+    def _known(self, value: int) -> Bounds | None:
+        """Bounds of a weight from what is known of it already, where they have no axis."""
+        fact, tensor = self.known.get(value), self.graph.constants.get(value)
+        shape = self.graph.values[value].shape
+        if fact is None or tensor is None or fact.origin is not Origin.CONSTANT or shape is None:
+            return None
+        if value in self.folded or fact.has_nan or not math.isfinite(fact.max_abs):
+            return None
+        if sum(d != 1 for d in shape) == 1:
+            return None
+        tiny = fact.min_abs_nonzero or 0.0
+        return interval(fact.lo, fact.hi, tiny=tiny, integral=fact.is_integral)
 
     def array(self, value: int | None) -> npt.NDArray[np.generic] | None:
         if value is None:
@@ -215,6 +234,8 @@ class _Interpreter:
         elif bound is not None and op.key in TRANSFERS:
             call = self._call(bound)
             found_bounds = TRANSFERS[op.key](call)
+            for value in op.inputs:
+                self.graph.release(value)
             results = [found_bounds] if isinstance(found_bounds, Bounds) else found_bounds
             if op.domain == "" and op.op_type in _COPIES and call.roots[0] is not None:
                 assert op.outputs[0] is not None

@@ -54,7 +54,7 @@ def constant_facts(graph: ModelGraph) -> dict[int, RangeFact]:
 
 
 def summarize_constants(graph: ModelGraph) -> dict[int, RangeSummary]:
-    """Like `constant_facts`, with the finite extremes apart from infinities and the exponents.
+    """Like `constant_facts`, with the finite extremes apart from infinities.
 
     Returns:
         Value id -> summary, ids ascending; FLOAT tensors only.
@@ -63,6 +63,7 @@ def summarize_constants(graph: ModelGraph) -> dict[int, RangeSummary]:
     for value, tensor in graph.constants.items():
         if graph.values[value].dtype is DataType.FLOAT:
             summaries[value] = _summarize(np.asarray(tensor.numpy()))
+            graph.release(value)
     folded = fold_constants(graph)
     for op in graph.ops:
         source = op.inputs[0] if op.inputs else None
@@ -142,7 +143,7 @@ def fold_constants(graph: ModelGraph, limit: int = FOLD_LIMIT) -> dict[int, Arra
 
 
 def _summarize(array: Array) -> RangeSummary:
-    summary = RangeSummary()
+    summary = RangeSummary(exponents=False)
     summary.update(array)
     return summary
 

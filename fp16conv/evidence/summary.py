@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +19,9 @@ __all__ = ["CHUNK", "HIGHEST_EXPONENT", "LOWEST_EXPONENT", "RangeSummary", "iter
 CHUNK: Final = 1 << 20  # elements looked at in one go: about 20 MB with the temporaries
 LOWEST_EXPONENT: Final = -40
 HIGHEST_EXPONENT: Final = 40
+THREADED_FROM: Final = 1 << 22  # elements; below, starting threads takes longer than they save
+MAX_THREADS: Final = 4  # more only wait for the memory
+_CACHED: Final = 1 << 16  # elements looked at together: they and their temporaries stay in the cache
 _BIAS: Final = 127  # binary32, IEEE 754-2019 table 3.5
 
 
@@ -40,6 +46,9 @@ class RangeSummary:
     Finite extremes are kept apart from infinities: an infinity survives the cast to FP16, a finite
     number beyond 65504 does not.
 
+    Args:
+        exponents: count them too (see `histogram`); it takes longer than all the rest.
+
     Example:
         >>> s = RangeSummary()
         >>> s.update(np.array([1.0, -70000.0, np.inf, 0.0], np.float32))
@@ -50,6 +59,7 @@ class RangeSummary:
     __slots__ = (
         "_exponents",
         "_square_sum",
+        "_wants_exponents",
         "count",
         "finite_hi",
         "finite_lo",
@@ -63,7 +73,8 @@ class RangeSummary:
         "zeroed",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, exponents: bool = True) -> None:
+        self._wants_exponents = exponents
         self.count = 0
         self.nans = 0
         self.positive_infinities = 0
@@ -81,48 +92,34 @@ class RangeSummary:
     def update(self, array: npt.NDArray[np.generic]) -> None:
         """Take in more numbers (any shape, real dtype; looked at as float32)."""
         with np.errstate(over="ignore"):
-            for chunk in iterate_chunks(array):
-                self._update_chunk(np.ascontiguousarray(chunk))
+            self._update(array)
 
-    def _update_chunk(self, x: npt.NDArray[np.float32]) -> None:
-        self.count += x.size
-        # Counting the exponent field of the bit pattern is several times faster than frexp.
-        magnitude = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
-        exponents = np.bincount(magnitude >> np.uint32(23), minlength=256).astype(np.int64)
-        if exponents[255]:
-            self.nans += int(np.count_nonzero(np.isnan(x)))
-            self.positive_infinities += int(np.count_nonzero(np.isposinf(x)))
-            self.negative_infinities += int(np.count_nonzero(np.isneginf(x)))
-            x = x[np.isfinite(x)]
-            magnitude = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
-            exponents[255] = 0
-        zeros = x.size - int(np.count_nonzero(magnitude))
-        exponents[0] -= zeros
-        self._exponents += exponents
-        if not x.size:
+    def _update(self, array: npt.NDArray[np.generic]) -> None:
+        chunks = iterate_chunks(array)
+        if array.size < THREADED_FROM:
+            for chunk in chunks:
+                self._add(_measure(chunk, self._wants_exponents))
             return
-        lo, hi = float(x.min()), float(x.max())
-        self.finite_lo = lo if self.finite_lo is None else min(lo, self.finite_lo)
-        self.finite_hi = hi if self.finite_hi is None else max(hi, self.finite_hi)
-        if zeros < x.size:
-            smallest = float((magnitude[magnitude != 0] if zeros else magnitude).min().view(np.float32))
-            known = self.min_abs_nonzero
-            self.min_abs_nonzero = smallest if known is None else min(smallest, known)
-        if self.is_integral:
-            self.is_integral = bool(np.array_equal(x, np.rint(x)))
-        wide = x.astype(np.float64)
-        self._square_sum += float(np.dot(wide, wide))
-        # The limits lie inside the bins of 2^15 and 2^-25: count exactly only where those are filled.
-        self.overflowing += int(exponents[_BIAS + 16 : 255].sum())
-        if exponents[_BIAS + 15]:
-            beyond = (magnitude >= np.float32(half.OVERFLOW).view(np.uint32)) & (
-                magnitude < np.float32(2.0**16).view(np.uint32)
-            )
-            self.overflowing += int(np.count_nonzero(beyond))
-        self.subnormal += int(exponents[: _BIAS - 14].sum())
-        self.zeroed += int(exponents[: _BIAS - 25].sum())
-        if exponents[_BIAS - 25]:
-            self.zeroed += int(np.count_nonzero(magnitude == np.float32(half.UNDERFLOW).view(np.uint32)))
+        with ThreadPoolExecutor(max(1, min(MAX_THREADS, os.cpu_count() or 1))) as pool:
+            for part in pool.map(lambda chunk: _measure(chunk, self._wants_exponents), chunks):
+                self._add(part)  # in the order of the chunks: sums do not depend on the threads
+
+    def _add(self, part: _Part) -> None:
+        self.count += part.count
+        self.nans += part.nans
+        self.positive_infinities += part.positive_infinities
+        self.negative_infinities += part.negative_infinities
+        self.overflowing += part.overflowing
+        self.subnormal += part.subnormal
+        self.zeroed += part.zeroed
+        self.is_integral = self.is_integral and part.is_integral
+        self._square_sum += part.square_sum
+        if part.exponents is not None:
+            self._exponents += part.exponents
+        self.finite_lo = _least(self.finite_lo, part.finite_lo)
+        self.min_abs_nonzero = _least(self.min_abs_nonzero, part.min_abs_nonzero)
+        if part.finite_hi is not None:
+            self.finite_hi = part.finite_hi if self.finite_hi is None else max(self.finite_hi, part.finite_hi)
 
     @property
     def rms(self) -> float | None:
@@ -168,3 +165,78 @@ class RangeSummary:
             share_zeroed=self.zeroed / self.count,
             rms=self.rms,
         )
+
+
+@dataclass(slots=True)
+class _Part:
+    """The same figures of one chunk."""
+
+    count: int
+    nans: int = 0
+    positive_infinities: int = 0
+    negative_infinities: int = 0
+    overflowing: int = 0
+    subnormal: int = 0
+    zeroed: int = 0
+    finite_lo: float | None = None
+    finite_hi: float | None = None
+    min_abs_nonzero: float | None = None
+    is_integral: bool = True
+    square_sum: float = 0.0
+    exponents: npt.NDArray[np.int64] | None = None
+
+
+def _least(a: float | None, b: float | None) -> float | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _bits(x: float) -> np.uint32:
+    return np.float32(x).view(np.uint32)
+
+
+def _measure(chunk: npt.NDArray[np.float32], wants_exponents: bool) -> _Part:
+    part = _Part(chunk.size)
+    if wants_exponents:
+        part.exponents = np.zeros(256, np.int64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, chunk.size, _CACHED):
+            _measure_piece(np.ascontiguousarray(chunk[start : start + _CACHED]), part)
+    return part
+
+
+def _measure_piece(x: npt.NDArray[np.float32], part: _Part) -> None:
+    """Magnitudes are compared as bit patterns: IEEE 754 orders them like unsigned integers."""
+    magnitude = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    if magnitude.max() >= _bits(np.inf):
+        part.nans += int(np.count_nonzero(np.isnan(x)))
+        part.positive_infinities += int(np.count_nonzero(np.isposinf(x)))
+        part.negative_infinities += int(np.count_nonzero(np.isneginf(x)))
+        x = x[np.isfinite(x)]
+        magnitude = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    if not x.size:
+        return
+    smallest, largest = magnitude.min(), magnitude.max()
+    zeros = 0
+    if smallest == 0:
+        zeros = x.size - int(np.count_nonzero(magnitude))
+        smallest = (magnitude - np.uint32(1)).min() + np.uint32(1)  # zeros wrap around to the largest
+    if part.exponents is not None:
+        part.exponents += np.bincount(magnitude >> np.uint32(23), minlength=256)
+        part.exponents[0] -= zeros
+    part.finite_lo = _least(part.finite_lo, float(x.min()))
+    highest = float(x.max())
+    part.finite_hi = highest if part.finite_hi is None else max(part.finite_hi, highest)
+    wide = x.astype(np.float64)
+    np.square(wide, out=wide)
+    part.square_sum += float(wide.sum())
+    if part.is_integral:
+        part.is_integral = bool(np.array_equal(x, np.rint(x)))
+    if largest >= _bits(half.OVERFLOW):
+        part.overflowing += int(np.count_nonzero(magnitude >= _bits(half.OVERFLOW)))
+    if zeros == x.size:
+        return
+    part.min_abs_nonzero = _least(part.min_abs_nonzero, float(smallest.view(np.float32)))
+    if smallest < _bits(half.SMALLEST_NORMAL):
+        part.subnormal += int(np.count_nonzero(magnitude < _bits(half.SMALLEST_NORMAL))) - zeros
+    if smallest <= _bits(half.UNDERFLOW):
+        part.zeroed += int(np.count_nonzero(magnitude <= _bits(half.UNDERFLOW))) - zeros

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -86,10 +87,34 @@ class ConstantReader:
         return error / norm if norm > 0 else 0.0
 
     def _measure(self, value: int) -> ConstantFigures | None:
+        fact, tensor = self._facts.get(value), self._graph.constants.get(value)
+        if (
+            fact is not None
+            and tensor is not None
+            and fact.origin is Origin.CONSTANT
+            and not _needs_numbers(fact)
+        ):
+            return ConstantFigures(
+                size=tensor.size,
+                max_finite_abs=fact.max_abs,
+                lo=fact.lo,
+                hi=fact.hi,
+                min_abs=float("inf") if fact.min_abs_nonzero is None else fact.min_abs_nonzero,
+                share_tiny=fact.share_subnormal,
+                inexact_integers=0,
+                has_infinity=False,
+            )
         array = self._graph.array(value)
         if array is None or not array.size:
             return None
         return _measure(np.asarray(array, dtype=np.float32))
+
+
+def _needs_numbers(fact: RangeFact) -> bool:
+    """Whether a fact lacks what the figures tell: inexact integers, extremes beside infinities."""
+    if fact.has_nan or not math.isfinite(fact.max_abs):
+        return True
+    return fact.is_integral and MAX_EXACT_INTEGER < fact.max_abs <= MAX
 
 
 def _measure(array: npt.NDArray[np.float32]) -> ConstantFigures:

@@ -33,10 +33,17 @@ BLOCK: Final = 1 << 22
 
 
 def _dot(weights: Array, ends: Array) -> Array:
-    """Weights [M, K] times ends [K, n]; infinite ends only count where the weight is not 0."""
+    """Weights [M, K] of one sign times ends [K, n]; infinite ends only count where the weight is not 0."""
     if np.isfinite(ends).all():
         return np.asarray(weights @ ends)
-    return np.stack([times(weights, column).sum(axis=1) for column in ends.T], axis=1)
+    infinite = np.isinf(ends)
+    total = weights @ np.where(infinite, 0.0, ends)
+    sign = np.sign(weights)
+    for side in (1.0, -1.0):
+        reached = sign @ np.where(infinite & (ends == side * np.inf), side, 0.0)
+        # weights of one sign: their contributions cannot cancel
+        total = np.where(reached != 0, total + np.copysign(np.inf, reached), total)
+    return np.asarray(total)
 
 
 def weigh(
@@ -67,6 +74,12 @@ def weigh(
     ball = x.ball if weights.ndim == 2 and groups == 1 else None
     if ball is not None and (ball.axis, ball.size) != (axis, depth):
         ball = None
+    low_end, high_end = float(lo.min()), float(hi.max())
+    if ball is None and weights.size and math.isinf(high_end - low_end):
+        is_uniform = low_end == lo.max() and high_end == hi.min()
+        found = _weigh_unbounded(weights, low_end, high_end) if is_uniform else None
+        if found is not None:
+            return found
     out_lo, out_hi = np.empty(rows), np.empty(rows)
     step = max(1, BLOCK // max(1, weights[0].size))
     for group in range(groups):
@@ -94,6 +107,27 @@ def weigh(
                 low, high = np.maximum(low, middle - reach), np.minimum(high, middle + reach)
             out_lo[part], out_hi[part] = np.minimum(low, high), np.maximum(low, high)
     return out_lo, out_hi
+
+
+def _weigh_unbounded(weights: Weights, lo: float, hi: float) -> tuple[Array, Array] | None:
+    """The same for x in [lo, hi] with an infinite end: the signs in each row tell all.
+
+    Returns:
+        None where some row needs its sum, or a weight is not finite.
+    """
+    others = tuple(range(1, weights.ndim))
+    least, most = (f(axis=others) for f in (weights.min, weights.max))
+    if not (np.isfinite(least).all() and np.isfinite(most).all()):
+        return None
+    down = ((most > 0) & (lo == -np.inf)) | ((least < 0) & (hi == np.inf))
+    up = ((most > 0) & (hi == np.inf)) | ((least < 0) & (lo == -np.inf))
+    is_zero = (least == 0) & (most == 0)
+    if (
+        max((abs(end) for end in (lo, hi) if math.isfinite(end)), default=0.0)
+        and not (down & up | is_zero).all()
+    ):
+        return None
+    return np.where(down, -np.inf, 0.0), np.where(up, np.inf, 0.0)
 
 
 def _may_be_nan(x: Bounds) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fp16conv import half
+from fp16conv.evidence import summary as summaries
 from fp16conv.evidence.summary import RangeSummary, iterate_chunks
 from fp16conv.graph import Origin
 
@@ -86,3 +87,16 @@ def test_chunks_of_a_memory_map_are_views(tmp_path) -> None:
     chunks = list(iterate_chunks(mapped, 4))
     assert [c.size for c in chunks] == [4, 4, 2]
     assert all(np.shares_memory(c, mapped) for c in chunks)
+
+
+def test_threads_do_not_change_a_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.random.default_rng(0).standard_normal(3 * summaries.CHUNK + 5).astype(np.float32) * 1e-4
+    facts = []
+    for threads in (1, 4):
+        monkeypatch.setattr(summaries, "THREADED_FROM", 1 if threads > 1 else numbers.size + 1)
+        whole = RangeSummary(exponents=False)
+        whole.update(numbers)
+        facts.append(whole.fact(Origin.CONSTANT))
+    assert facts[0] == facts[1]
+    assert facts[0] is not None
+    assert facts[0].share_subnormal == np.count_nonzero(np.abs(numbers) < half.SMALLEST_NORMAL) / numbers.size
