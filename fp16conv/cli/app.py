@@ -148,6 +148,10 @@ def _trace(env: Environment) -> None:
 
 def main() -> NoReturn:
     """Run the process's command line and exit."""
+    if sys.stdout is None:  # started with stdout closed (>&-): the exit code is the answer
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names may not fit the terminal's encoding

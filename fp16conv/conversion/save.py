@@ -91,13 +91,15 @@ def check_target(target: Path, loaded: LoadedModel) -> None:
     """Refuse a target that cannot or must not be written, before any work.
 
     Raises:
-        UsageError: it is the input or its weight file, a folder, or lies in no folder.
+        UsageError: it is the input or its weight file, a folder or device, or lies in no folder.
     """
     folder = target.parent
     if not folder.is_dir():
         raise UsageError("no such folder", where=str(folder), hint="create it first")
     if target.is_dir():
         raise UsageError("is a folder", where=str(target), hint="name the .onnx file to write")
+    if target.exists() and not target.is_file():  # a rename would replace /dev/null itself
+        raise UsageError("is no regular file", where=str(target), hint="name the .onnx file to write")
     if _is_same(target, loaded.path):
         raise UsageError(
             "output and input are the same file", where=str(target), hint="the input is never overwritten"

@@ -68,6 +68,8 @@ def save_plan(plan: PrecisionPlan, path: str | Path) -> None:
         data = dump_plan(plan).encode("utf-8")
     except UnicodeEncodeError as error:
         raise PlanError("a name in the plan is not valid Unicode", where=str(target)) from error
+    if target.exists() and not target.is_file():  # a rename would replace /dev/null itself
+        raise PlanError("cannot write the plan", where=str(target), why="it is no regular file")
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
         with os.fdopen(handle, "wb") as file:

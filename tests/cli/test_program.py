@@ -364,6 +364,12 @@ def test_version(cli: Any) -> None:
     assert fp16conv.__version__ == metadata.version("fp16conv")
 
 
+def test_a_closed_stdout_is_no_bug() -> None:
+    command = f"exec '{sys.executable}' -m fp16conv rules list >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_python_m() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fp16conv", "nonsense"],

@@ -194,3 +194,12 @@ def test_saving_leaves_the_converted_model_usable(external: LoadedModel, tmp_pat
     first = save(model, tmp_path / "a.onnx", external)
     second = save(model, tmp_path / "b.onnx", external)
     assert first[1].read_bytes() == second[1].read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_or_device_is_never_replaced_by_the_model(inline: LoadedModel, tmp_path: Path) -> None:
+    pipe = tmp_path / "out.onnx"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="no regular file"):
+        _convert_and_save(inline, pipe)
+    assert pipe.is_fifo()

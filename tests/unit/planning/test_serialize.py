@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +226,12 @@ def test_any_plan_round_trips(plan: PrecisionPlan) -> None:
     text = dump_plan(plan)
     assert parse_plan(text) == plan
     assert dump_plan(parse_plan(text)) == text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_or_device_is_never_replaced_by_the_plan(tmp_path: Path) -> None:
+    pipe = tmp_path / "plan.json"
+    os.mkfifo(pipe)
+    with pytest.raises(PlanError, match="no regular file"):
+        save_plan(plan_for(chain()), pipe)
+    assert pipe.is_fifo()
