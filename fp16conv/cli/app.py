@@ -34,6 +34,7 @@ VERBS = {
     "validate": "Compare a converted model with its FP32 original.",
     "explain": "Say why one operator has its precision, and what would change it.",
     "diff": "Compare two plans or two models: precision and casts.",
+    "audit": "Analyze every model of a folder or list, one process each.",
     "rules": "List, explain and check the rules behind the decisions.",
     "doctor": "Show what this machine can run and whether it works.",
 }

@@ -20,6 +20,7 @@ __all__ = [
     "format_flag",
     "input_flags",
     "level_flags",
+    "policy_flags",
     "rebuild_command",
     "refuse_overwrite",
     "tolerance_flags",
@@ -112,7 +113,7 @@ input_flags = _stack(
     ),
 )
 
-decision_flags = _stack(
+policy_flags = _stack(
     click.option(
         "--profile",
         type=RuleName("profiles"),
@@ -135,6 +136,16 @@ decision_flags = _stack(
         help="Device of the speed estimate, or a .toml file of your own.",
     ),
     click.option(
+        "--rules",
+        multiple=True,
+        metavar="FILE.toml",
+        help="Rules of your own; they win over the built-in ones.",
+    ),
+)
+
+decision_flags = _stack(
+    policy_flags,
+    click.option(
         "--keep-fp32",
         multiple=True,
         metavar="PATTERN",
@@ -145,12 +156,6 @@ decision_flags = _stack(
         multiple=True,
         metavar="PATTERN",
         help="Operators to run in FP16 whatever the rules say. Repeatable.",
-    ),
-    click.option(
-        "--rules",
-        multiple=True,
-        metavar="FILE.toml",
-        help="Rules of your own; they win over the built-in ones.",
     ),
     click.option(
         "--keep-io-types/--no-keep-io-types",

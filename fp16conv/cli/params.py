@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from fp16conv._data import rules_dir
 from fp16conv.cli.groups import join, suggest
@@ -32,6 +33,11 @@ class Choice(_ParamType):
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "|".join(self.names)
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in self.names if name.startswith(incomplete)]
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.names:
             self.fail(join(f"unknown value {value!r}", suggest(value, self.names)), param, ctx)
@@ -47,6 +53,11 @@ class RuleName(_ParamType):
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return self.name.upper()
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in self.known() if name.startswith(incomplete)]
 
     def known(self) -> list[str]:
         """Ids in rules/KIND/*.toml, sorted; a file's name stands in where it holds no id."""

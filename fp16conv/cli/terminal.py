@@ -14,7 +14,7 @@ from fp16conv.reporting.sanitize import sanitize
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
-    from rich.progress import TaskID
+    from rich.progress import ProgressColumn, TaskID
 
     from fp16conv.reporting.report import Report
 
@@ -76,6 +76,39 @@ def print_error(message: str) -> None:
     sys.stderr.write(f"{label} {sanitize(' '.join(message.split()))}\n")
 
 
+def describe_pace(done: float, total: float | None, speed: float | None) -> str:
+    """Steps done, rate and time left; what is not known is left out.
+
+    Args:
+        done: steps done.
+        total: steps in all, None if unknown.
+        speed: steps per second, None before the second one ends.
+
+    Example:
+        >>> describe_pace(3, 12, 0.5), describe_pace(0, 12, None), describe_pace(0, None, None)
+        ('3/12, 0.50/s, 18 s left', '0/12', '')
+    """
+    if total is None:
+        return ""
+    text = f"{done:.0f}/{total:.0f}"
+    if not speed:
+        return text
+    left = (total - done) / speed
+    remaining = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+    return f"{text}, {speed:.{2 if speed < 10 else 0}f}/s, {remaining} left"
+
+
+def _pace_column() -> ProgressColumn:
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    class PaceColumn(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(describe_pace(task.completed, task.total, task.speed), style="dim")
+
+    return PaceColumn()
+
+
 class TerminalProgress:
     """Shows steps that take longer than two seconds: a bar on a terminal, a line elsewhere."""
 
@@ -121,8 +154,10 @@ class TerminalProgress:
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
             console = Console(file=self._stream, markup=False, highlight=False)
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(24), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=console, transient=True)
+            text, pace = TextColumn("{task.description}", markup=False), _pace_column()
+            self._bar = Progress(
+                text, BarColumn(24), TimeElapsedColumn(), pace, console=console, transient=True
+            )
             self._task = self._bar.add_task(sanitize(step), completed=self._done, total=self._total)
             self._bar.start()
 

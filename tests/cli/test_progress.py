@@ -46,6 +46,20 @@ def test_a_slow_step_is_a_bar_on_a_terminal(monkeypatch: object) -> None:
     assert "calibrating [red]" in stream.getvalue()
 
 
+def test_a_bar_shows_steps_rate_and_time_left() -> None:
+    stream = Terminal()
+    progress = TerminalProgress(stream, Level.NORMAL, patience=0.01)
+    progress("analyzing", 0, 400)
+    _wait(stream, "0/400")
+    for done in range(1, 4):
+        time.sleep(0.05)
+        progress("analyzing", done, 400)
+    _wait(stream, "left")
+    progress.close()
+    assert "3/400, " in stream.getvalue()
+    assert "/s, " in stream.getvalue()
+
+
 def test_quiet_says_nothing_and_verbose_names_every_step() -> None:
     quiet, verbose = io.StringIO(), io.StringIO()
     for stream, level in ((quiet, Level.QUIET), (verbose, Level.VERBOSE)):
