@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from fp16conv.conversion.passes.convert_sparse import sparse_halves
 from fp16conv.conversion.tensors import is_external
 from fp16conv.conversion.workspace import iterate_graphs
 from fp16conv.errors import ConversionError, UsageError
+from fp16conv.files import make_temporary
 from fp16conv.frontends.onnx import LoadedModel
 
 __all__ = ["check_target", "save", "serialize"]
@@ -61,7 +61,7 @@ def save(
     folder = target.parent
     check_target(target, loaded)
     try:
-        staging = Path(tempfile.mkdtemp(prefix=".fp16conv-", dir=folder))
+        staging = make_temporary(folder)
     except OSError as e:
         raise UsageError("cannot be written", where=str(folder), why=e.strerror or str(e)) from e
     try:

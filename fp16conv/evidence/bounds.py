@@ -50,6 +50,10 @@ WORK_PER_OP: Final = 50
 """Evaluations per operator (calls of functions, rounds of nested loops) before everything is given up."""
 
 
+_MALFORMED: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a transfer function raises where an operator's shapes or attributes fit no run."""
+
+
 class _TooMuchWorkError(Exception):
     """Loops or functions are nested so deep that the evaluation would take too long."""
 
@@ -233,7 +237,10 @@ class _Interpreter:
             results = self._run_bodies(op, attrs)
         elif bound is not None and op.key in TRANSFERS:
             call = self._call(bound)
-            found_bounds = TRANSFERS[op.key](call)
+            try:
+                found_bounds = TRANSFERS[op.key](call)
+            except _MALFORMED:  # shapes or attributes that fit no run: nothing is proven of it
+                found_bounds = []
             for value in op.inputs:
                 self.graph.release(value)
             results = [found_bounds] if isinstance(found_bounds, Bounds) else found_bounds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import zipfile
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,12 +13,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fp16conv.errors import DataError, UsageError
-from fp16conv.execution.synthesis import DEFAULT_SIZES, OpenSizes, make_batch, plan_inputs
+from fp16conv.execution.archives import read_arrays
+from fp16conv.execution.synthesis import DEFAULT_SIZES, OpenSizes, Recipe, make_batch, plan_inputs
 from fp16conv.graph import Container, DataType, ModelGraph, Value
 
 __all__ = ["Batch", "FeedSource", "load_feeds", "parse_range", "parse_shape", "synthesize"]
 
 Batch = dict[str, Any]
+
+MAX_MADE_UP = 2**29  # elements of one made-up batch (4 GiB while it is made)
 
 _NUMPY: Mapping[DataType, tuple[str, ...]] = {
     DataType.FLOAT: ("float32",),
@@ -116,7 +119,7 @@ def synthesize(
         open_sizes: sizes of the dimensions that are left open.
 
     Returns:
-        A source of origin `synthetic`.
+        A source of origin `synthetic`; reading it raises DataError where a batch would be gigantic.
 
     Raises:
         UsageError: a name is not an input of the model, or a shape contradicts the model.
@@ -136,7 +139,11 @@ def synthesize(
     recipes = plan_inputs(graph, shapes, ranges, dict(dims or {}), open_sizes)
 
     def maker(batch: int) -> Callable[[], Batch]:
-        return lambda: make_batch(recipes, np.random.default_rng((seed, batch)), batch)
+        def make() -> Batch:
+            _refuse_gigantic(recipes)
+            return make_batch(recipes, np.random.default_rng((seed, batch)), batch)
+
+        return make
 
     count = f"{batches} batch" + ("es" if batches > 1 else "")
     sizes = ", ".join(f"{r.name}={'x'.join(map(str, r.shape)) or 'scalar'}" for r in recipes)
@@ -145,6 +152,19 @@ def synthesize(
         f"synthetic data, {count}, seed {seed} ({sizes})",
         tuple(maker(batch) for batch in range(batches)),
     )
+
+
+def _refuse_gigantic(recipes: Iterable[Recipe]) -> None:
+    """Ask before memory is taken: a shape in a file can be any number."""
+    total = 0
+    for recipe in recipes:
+        total += math.prod(recipe.shape) * (recipe.items or 1)
+        if total > MAX_MADE_UP:
+            raise DataError(
+                f"the inputs would have more than {MAX_MADE_UP} elements",
+                where=f"input '{recipe.name}' of shape {'x'.join(map(str, recipe.shape))}",
+                hint="give real data with --data, or smaller sizes with --shape",
+            )
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -230,20 +250,14 @@ def _pop_labels(arrays: Batch, file: Path, labels: str) -> Any:
 
 def _load(file: Path) -> Batch:
     try:
-        archive = np.load(file, allow_pickle=False)
-        if isinstance(archive, np.lib.npyio.NpzFile):
-            with archive:
-                return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        return read_arrays(file)
+    except (OSError, ValueError) as error:
         raise DataError(
             "is not a readable .npz file",
             where=str(file),
             why=str(error),
             hint="use numpy.savez(FILE, input_name=array, ...) with plain arrays",
         ) from None
-    raise DataError(
-        "is a single array, not an .npz file", where=str(file), hint="use numpy.savez(FILE, name=array)"
-    )
 
 
 def _check(arrays: Mapping[str, Any], graph: ModelGraph, where: str) -> Batch:

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from fp16conv.execution import worker
 from fp16conv.execution.failures import RuntimeFailure, Stage
 from fp16conv.execution.staging import stage_model
+from fp16conv.files import make_temporary
 from fp16conv.graph import Dim
 
 __all__ = [
@@ -154,7 +155,7 @@ class Runtime:
     def folder(self) -> Path:
         """A temporary folder that lives as long as the Runtime; staged models lie in it."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="fp16conv-"))
+            self._folder = make_temporary()
         return self._folder
 
     def describe(self) -> dict[str, Any]:

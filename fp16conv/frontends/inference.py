@@ -88,6 +88,7 @@ class _Inference:
         self.types: TypeTable = {}
         self.polymorphic: set[ir.OperatorIdentifier] = set()
         self._signatures: dict[ir.OperatorIdentifier, list[bytes]] = {}
+        self._other_calls: dict[tuple[object, ...], list[TypeProto | None]] = {}
 
     def visit_graph(self, graph: ir.Graph, proto: onnx.GraphProto | None, opsets: Mapping[str, int]) -> None:
         known: dict[str, TypeProto] = {}
@@ -268,6 +269,10 @@ class _Inference:
             if self._signatures[key] == signature:
                 return [self.types.get(o) for o in function.outputs]
             self.polymorphic.add(key)
+            # Without this, calls inside calls would be visited once per path to them.
+            call = (key, *signature, *(_content(arguments[name]) for name in sorted(arguments)))
+            if call in self._other_calls:
+                return self._other_calls[call]
             saved = dict(self.types)
         self._signatures.setdefault(key, signature)
         for value, known in zip(function.inputs, inputs, strict=False):
@@ -285,7 +290,15 @@ class _Inference:
         results = [self.types.get(o) for o in function.outputs]
         if saved is not None:
             self.types = saved
+            self._other_calls[call] = results
         return results
+
+
+def _content(attr: ir.Attr) -> bytes:
+    """An attribute's value, to compare calls by."""
+    if attr.is_ref() or attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+        return str(id(attr)).encode()
+    return bytes(ir.to_proto(attr).SerializeToString(deterministic=True))
 
 
 def _dtype(proto: TypeProto) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from google.protobuf.message import DecodeError
 from onnx import TypeProto
 
 from fp16conv.errors import ModelError
+from fp16conv.files import read_regular
 from fp16conv.frontends.boundaries import add_boundary_typevars
 from fp16conv.frontends.inference import TypeTable, infer_types, opset_of
+from fp16conv.frontends.integrity import check_integrity
 from fp16conv.frontends.schemas import ONNX_DOMAINS
 from fp16conv.frontends.typevars import add_typevars
 from fp16conv.graph import (
@@ -34,6 +35,8 @@ from fp16conv.graph import (
 )
 
 __all__ = ["LoadedModel", "load_onnx", "read_proto"]
+
+MAX_FILE = 2**31  # bytes; protobuf reads no more, larger models have external data
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     """Parse the file without loading external data, and check that it is a model we can keep whole."""
     where = str(path)
     try:
-        content = path.read_bytes()
+        content = read_regular(path, MAX_FILE)
     except FileNotFoundError:
         raise ModelError("no such file", where=where, hint="check the path") from None
     except IsADirectoryError:
@@ -90,71 +93,18 @@ def read_proto(path: Path) -> onnx.ModelProto:
     hint = "export it again, or check that the file was downloaded completely (git-lfs pointers are text)"
     try:
         proto.ParseFromString(content)
-    except DecodeError:
+    except DecodeError as e:
+        if "MaxDepth" in str(e):
+            raise ModelError("is nested too deeply to be read", where=where, why=_first_line(e)) from None
         raise ModelError("is not an ONNX model or is truncated", where=where, hint=hint) from None
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version):
         raise ModelError("is not an ONNX model", where=where, why="it holds no graph", hint=hint)
-    _check_external_data(proto, path)
+    check_integrity(proto, path)
     return proto
-
-
-def _check_external_data(proto: onnx.ModelProto, path: Path) -> None:
-    folder = path.resolve().parent
-    for tensor in onnx.external_data_helper._get_all_tensors(proto):
-        where = f"{path}: tensor '{tensor.name}'"
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            if tensor.HasField("raw_data"):
-                _check_size(tensor, len(tensor.raw_data), where)
-            continue
-        entries = {e.key: e.value for e in tensor.external_data}
-        location = entries.get("location", "")
-        file = (folder / location).resolve()
-        if not location or os.path.isabs(location) or not file.is_relative_to(folder):
-            raise ModelError(
-                f"external data '{location}' lies outside the model's folder",
-                where=where,
-                hint="move the data file beside the model and save the model again",
-            )
-        if not file.is_file():
-            raise ModelError(
-                f"external data file '{location}' is missing", where=where, hint=f"put it into {folder}"
-            )
-        _check_size(tensor, _check_extent(entries, file, where), where)
-
-
-def _check_size(tensor: onnx.TensorProto, nbytes: int, where: str) -> None:
-    """Shape and type must not ask for more bytes than there are."""
-    try:
-        needed = -(-math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
-    except (ValueError, TypeError):  # strings, and types this onnx_ir does not know
-        return
-    if needed > nbytes:
-        raise ModelError(
-            f"the shape {list(tensor.dims)} needs {needed} bytes, but there are {nbytes}",
-            where=where,
-            hint="the model or its data file is truncated or belongs to another model",
-        )
-
-
-def _check_extent(entries: Mapping[str, str], file: Path, where: str) -> int:
-    """Return how many bytes an external tensor has."""
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-    except ValueError:
-        raise ModelError("external data has a malformed offset or length", where=where) from None
-    size = file.stat().st_size
-    if offset < 0 or length < 0 or offset + length > size:
-        raise ModelError(
-            f"external data ends at byte {offset + length}, but '{file.name}' has {size} bytes",
-            where=where,
-            hint="the data file is truncated or belongs to another model",
-        )
-    return length or size - offset
 
 
 def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     """Build both forms from a parsed model; `path` names it and roots its external data."""
-    _refuse_sparse_attributes(proto, path)
     try:
         with _without_map_types(proto):
             model = ir.serde.deserialize_model(proto)
@@ -171,22 +121,6 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     importer = _Importer(model, types, polymorphic, str(path), _digest(proto, base_dir))
     graph = importer.run()
     return LoadedModel(path, proto, model, graph, tuple(importer.nodes), tuple(importer.values))
-
-
-def _refuse_sparse_attributes(proto: onnx.ModelProto, path: Path) -> None:
-    """onnx_ir holds no sparse tensor in an attribute (Constant's `sparse_value`): say which one it is."""
-    waiting: list[onnx.NodeProto] = [*proto.graph.node, *(n for f in proto.functions for n in f.node)]
-    while waiting:
-        node = waiting.pop()
-        for attr in node.attribute:
-            if attr.HasField("sparse_tensor") or attr.sparse_tensors:
-                raise ModelError(
-                    f"attribute '{attr.name}' holds a sparse tensor, which a conversion could not keep",
-                    where=f"{path}: operator '{node.name or node.op_type}' ({node.op_type})",
-                    hint="store it as a sparse initializer or as a dense tensor",
-                )
-            for graph in (*([attr.g] if attr.HasField("g") else ()), *attr.graphs):
-                waiting += graph.node
 
 
 @contextlib.contextmanager

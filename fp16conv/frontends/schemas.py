@@ -19,6 +19,7 @@ import onnx.helper
 import onnx.shape_inference
 
 from fp16conv._data import rules_dir
+from fp16conv.files import is_regular
 
 __all__ = ["Parameter", "Schema", "find_schema"]
 
@@ -186,7 +187,7 @@ def _first_type(schema: Schema, type_str: str) -> int:
 @functools.cache
 def _contrib_schemas(domain: str) -> dict[str, Schema]:
     path = rules_dir() / "schemas" / f"{domain}.json"
-    if not domain or "/" in domain or "\\" in domain or not path.is_file():
+    if not domain or "/" in domain or "\\" in domain or not is_regular(path):
         return {}
     operators = json.loads(path.read_text(encoding="utf-8"))["operators"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from fp16conv._data import rules_dir
 from fp16conv.errors import RuleError, UsageError
+from fp16conv.files import read_toml
 
 __all__ = ["DEFAULT_DEVICE", "Device", "device_names", "load_device"]
 
@@ -71,10 +71,10 @@ def load_device(name: str = DEFAULT_DEVICE) -> Device:
             raise UsageError(f"unknown device '{name}'", hint=hint)
         path = rules_dir() / "devices" / f"{name}.toml"
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = read_toml(path)
     except OSError as error:
         raise UsageError("cannot read the device file", where=str(path), why=str(error)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise RuleError("not a valid TOML file", where=str(path), why=str(error)) from error
 
     def figure(key: str) -> float:

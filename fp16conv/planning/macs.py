@@ -100,6 +100,10 @@ def executions(graph: ModelGraph) -> tuple[int, ...]:
     return tuple(counts[scope] for scope in range(len(graph.scopes)))
 
 
+MOST = 10**18
+"""Where counts end: sizes in a file can be any number, and times are floats."""
+
+
 def macs(graph: ModelGraph, shapes: Mapping[int, Shape]) -> dict[int, int]:
     """Count multiply-accumulates per run of the model.
 
@@ -116,9 +120,12 @@ def macs(graph: ModelGraph, shapes: Mapping[int, Shape]) -> dict[int, int]:
         rule = _RULES.get((op.domain, op.op_type))
         if rule is None or not op.typevars or not op.inputs or not op.outputs:
             continue
-        count = rule(op, table)
+        try:
+            count = rule(op, table)
+        except (IndexError, ValueError):  # shapes that fit no run
+            continue
         if count > 0:
-            counts[op.id] = count * max(runs[op.scope], 1)
+            counts[op.id] = min(count * max(runs[op.scope], 1), MOST)
     return counts
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import string
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from fp16conv import files
 from fp16conv.errors import RuleError
 from fp16conv.graph import Origin
 from fp16conv.rulebook.schema import (
@@ -158,10 +158,10 @@ def read_toml(path: Path) -> Table:
         RuleError: the file cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return files.read_toml(path)
     except OSError as error:
         raise RuleError("cannot read the rules file", where=str(path), why=error.strerror or "") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise RuleError("not a TOML file", where=str(path), why=str(error)) from error
 
 

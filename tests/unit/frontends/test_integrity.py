@@ -1,0 +1,353 @@
+"""Files that are no models: refused by name and reason, before anything is built from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from fp16conv.errors import ModelError
+from fp16conv.frontends.integrity import MAX_CALLS, check_integrity
+from fp16conv.frontends.onnx import load_onnx
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+g (float[4] x, bool c) => (float[4] y) {
+   [mul] a = Mul(x, w)
+   [if] b = If (c) <then_branch = t () => (float[4] p) { p = Relu(a) },
+                    else_branch = e () => (float[4] q) { q = Mul(a, w) }>
+   [add] y = Add(b, w)
+}"""
+
+
+def make_model() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(TEXT)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    return model
+
+
+def weight(model: onnx.ModelProto) -> TensorProto:
+    return model.graph.initializer[0]
+
+
+def branch(model: onnx.ModelProto, index: int = 0) -> onnx.GraphProto:
+    return model.graph.node[1].attribute[index].g
+
+
+def typed(field: str, count: int, data_type: int) -> Callable[[onnx.ModelProto], None]:
+    def edit(model: onnx.ModelProto) -> None:
+        tensor = weight(model)
+        tensor.ClearField("raw_data")
+        tensor.data_type = data_type
+        getattr(tensor, field).extend([0] * count)
+
+    edit.__name__ = f"{field}_{count}_{data_type}"
+    return edit
+
+
+def strange_opset(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 2**62
+
+
+def no_type(model: onnx.ModelProto) -> None:
+    weight(model).data_type = 0
+
+
+def strange_type(model: onnx.ModelProto) -> None:
+    weight(model).data_type = 99
+
+
+def negative(model: onnx.ModelProto) -> None:
+    weight(model).dims[:] = [-4]
+
+
+def gigantic(model: onnx.ModelProto) -> None:
+    weight(model).dims[:] = [2**62, 2**62, 0 + 1]
+
+
+def short(model: onnx.ModelProto) -> None:
+    weight(model).raw_data = bytes(12)
+
+
+def long(model: onnx.ModelProto) -> None:
+    weight(model).raw_data = bytes(20)
+
+
+def no_data(model: onnx.ModelProto) -> None:
+    weight(model).ClearField("raw_data")
+
+
+def undefined(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[1] = "nowhere"
+
+
+def undefined_inside(model: onnx.ModelProto) -> None:
+    branch(model).node[0].input[0] = "q"  # exists, but in the other branch
+
+
+def undefined_output(model: onnx.ModelProto) -> None:
+    model.graph.output[0].name = "nowhere"
+
+
+def undefined_branch_output(model: onnx.ModelProto) -> None:
+    branch(model, 1).output[0].name = "a"  # of the graph around
+
+
+def unnamed_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].name = ""
+
+
+def twin_inputs(model: onnx.ModelProto) -> None:
+    model.graph.input.add().CopyFrom(model.graph.input[0])
+
+
+def no_branch(model: onnx.ModelProto) -> None:
+    del model.graph.node[1].attribute[1]
+
+
+def empty_branch(model: onnx.ModelProto) -> None:
+    model.graph.node[1].attribute[1].ClearField("g")
+
+
+def two_outputs(model: onnx.ModelProto) -> None:
+    branch(model).output.add().CopyFrom(branch(model).output[0])
+
+
+def one_input(model: onnx.ModelProto) -> None:
+    del model.graph.node[0].input[1]
+
+
+def three_inputs(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input.append("x")
+
+
+def no_attribute(model: onnx.ModelProto) -> None:
+    model.graph.node[2].op_type = "Concat"
+
+
+def wrong_attribute(model: onnx.ModelProto) -> None:
+    node = model.graph.node[2]
+    node.op_type = "Concat"
+    node.attribute.append(helper.make_attribute("axis", "zero"))
+
+
+def twin_attributes(model: onnx.ModelProto) -> None:
+    wrong_attribute(model)
+    attributes = model.graph.node[2].attribute
+    attributes[0].CopyFrom(helper.make_attribute("axis", 0))
+    attributes.append(helper.make_attribute("axis", 0))
+
+
+def untyped_attribute(model: onnx.ModelProto) -> None:
+    wrong_attribute(model)
+    model.graph.node[2].attribute[0].type = AttributeProto.UNDEFINED
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (strange_opset, f"imports version {2**62} of ''"),
+        (no_type, "tensor 'w': has the unknown data type 0"),
+        (strange_type, "tensor 'w': has the unknown data type 99"),
+        (negative, "tensor 'w': has the shape [-4]"),
+        (gigantic, "elements"),
+        (short, "needs 16 bytes, but there are 12"),
+        (long, "needs 16 bytes, but there are 20"),
+        (no_data, "needs 4 numbers, but there are 0"),
+        (typed("float_data", 5, TensorProto.FLOAT), "needs 4 numbers, but there are 5"),
+        (typed("float_data", 4, TensorProto.DOUBLE), "needs 4 numbers, but there are 0"),
+        (typed("int32_data", 3, TensorProto.FLOAT16), "needs 4 numbers, but there are 3"),
+        (typed("int32_data", 4, TensorProto.INT4), "needs 2 numbers, but there are 4"),
+        (undefined, "operator 'mul' (Mul): reads 'nowhere', which nothing defines"),
+        (undefined_inside, "reads 'q', which nothing defines"),
+        (undefined_output, "output 'nowhere' is not computed"),
+        (undefined_branch_output, "operator 'if' (If): output 'a' is not computed"),
+        (unnamed_input, "an input has no name"),
+        (twin_inputs, "two inputs have one name"),
+        (no_branch, "operator 'if' (If): lacks the attribute 'else_branch'"),
+        (empty_branch, "attribute 'else_branch' is empty"),
+        (two_outputs, "its then_branch has 0 inputs and 2 outputs, it should have 0 and 1"),
+        (one_input, "operator 'mul' (Mul): has 1 inputs, the operator takes at least 2"),
+        (three_inputs, "operator 'mul' (Mul): has 3 inputs, the operator takes at most 2"),
+        (no_attribute, "operator 'add' (Concat): lacks the attribute 'axis'"),
+        (wrong_attribute, "attribute 'axis' is STRING, the operator takes INT"),
+        (twin_attributes, "has two attributes 'axis'"),
+        (untyped_attribute, "attribute 'axis' has no type"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_what_is_refused(edit: Callable[[onnx.ModelProto], None], message: str) -> None:
+    model = make_model()
+    edit(model)
+    with pytest.raises(ModelError) as caught:
+        check_integrity(model, Path("m.onnx"))
+    assert str(caught.value).startswith("m.onnx")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        typed("float_data", 4, TensorProto.FLOAT),
+        typed("int32_data", 4, TensorProto.BFLOAT16),
+        typed("int32_data", 2, TensorProto.INT4),
+        typed("uint64_data", 4, TensorProto.UINT32),
+        typed("float_data", 8, TensorProto.COMPLEX64),
+        lambda model: None,
+    ],
+)
+def test_what_is_accepted(edit: Callable[[onnx.ModelProto], None]) -> None:
+    model = make_model()
+    edit(model)
+    check_integrity(model, Path("m.onnx"))
+
+
+# ---- external data ----
+
+
+def _fifo(folder: Path) -> None:
+    os.mkfifo(folder / "w.bin")
+
+
+def _device(folder: Path) -> None:
+    (folder / "w.bin").symlink_to("/dev/zero")
+
+
+def _circle(folder: Path) -> None:
+    (folder / "w.bin").symlink_to(folder / "v.bin")
+    (folder / "v.bin").symlink_to(folder / "w.bin")
+
+
+def _folder(folder: Path) -> None:
+    (folder / "w.bin").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_fifo, "is no regular file"),
+        (_device, "outside the model's folder"),
+        (_circle, "w.bin"),
+        (_folder, "is no regular file"),
+        (lambda folder: None, "is missing"),
+    ],
+)
+def test_external_data_that_is_no_file(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
+    model = make_model()
+    tensor = weight(model)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w.bin")
+    spoil(tmp_path)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=message):
+        load_onnx(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    "location", ["a\0b", "x" * 300, "/etc/passwd", "../m.onnx", "", ".", "s/../../m.onnx"]
+)
+def test_names_of_external_data(tmp_path: Path, location: str) -> None:
+    model = make_model()
+    tensor = weight(model)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    with pytest.raises(ModelError, match="external data"):
+        check_integrity(model, tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("offset", "-1"), ("length", "1e3"), ("length", "٣"), ("offset", str(2**70)), ("offset", "32")],
+)
+def test_extents_of_external_data(tmp_path: Path, key: str, text: str) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(32))
+    model = make_model()
+    tensor = weight(model)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w.bin")
+    tensor.external_data.add(key=key, value=text)
+    with pytest.raises(ModelError, match=r"offset or length|bytes"):
+        check_integrity(model, tmp_path / "m.onnx")
+
+
+# ---- files ----
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")
+    for name in (tmp_path / "m.onnx", "/dev/zero", tmp_path / "a\0b"):
+        with pytest.raises(ModelError, match="cannot be read"):
+            load_onnx(name)
+
+
+# ---- depth ----
+
+
+def _nested(depth: int) -> bytes:
+    """Subgraphs inside subgraphs, written by hand: the library refuses to build as many."""
+
+    def field(number: int, content: bytes) -> bytes:
+        size, head = len(content), bytearray()
+        while size > 127:
+            head.append(size & 127 | 128)
+            size >>= 7
+        return bytes([number << 3 | 2, *head, size]) + content
+
+    graph = b""
+    for _ in range(depth):
+        attribute = field(1, b"body") + field(6, graph) + b"\xa0\x01\x05"
+        graph = field(1, field(4, b"Custom") + field(7, b"d") + field(5, attribute))
+    return b"\x08\x08" + field(7, graph) + field(8, b"\x10\x11")
+
+
+@pytest.mark.parametrize("depth", [1000, 100])
+def test_deep_subgraphs(tmp_path: Path, depth: int) -> None:
+    (tmp_path / "m.onnx").write_bytes(_nested(depth))
+    with pytest.raises(ModelError, match="nested"):
+        load_onnx(tmp_path / "m.onnx")
+
+
+def test_subgraphs_that_are_deep_but_not_too_deep(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(_nested(20))
+    assert len(load_onnx(tmp_path / "m.onnx").graph.scopes) == 21
+
+
+def _functions(bodies: dict[str, list[str]]) -> onnx.ModelProto:
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    functions = []
+    for name, calls in bodies.items():
+        nodes, last = [], "x"
+        for i, call in enumerate(calls):
+            nodes.append(helper.make_node(call, [last], [f"t{i}"], domain="" if call == "Relu" else "f"))
+            last = f"t{i}"
+        functions.append(helper.make_function("f", name, ["x"], [last], nodes, imports))
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node(next(iter(bodies)), ["x"], ["y"], domain="f")], "g", info[:1], info[1:]
+    )
+    return helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=9)
+
+
+def test_functions_that_call_themselves() -> None:
+    for bodies in ({"a": ["a"]}, {"a": ["b"], "b": ["Relu", "c"], "c": ["a"]}):
+        with pytest.raises(ModelError, match="function 'a' calls itself: a"):
+            check_integrity(_functions(bodies), Path("m.onnx"))
+
+
+def test_chains_of_functions() -> None:
+    def chain(length: int, width: int) -> onnx.ModelProto:
+        calls = {f"f{i}": [f"f{i + 1}"] * width for i in range(length)}
+        return _functions({**calls, f"f{length}": ["Relu"]})
+
+    check_integrity(chain(MAX_CALLS - 1, 1), Path("m.onnx"))
+    check_integrity(chain(10, 2), Path("m.onnx"))
+    with pytest.raises(ModelError, match="deep"):
+        check_integrity(chain(1000, 1), Path("m.onnx"))
+    with pytest.raises(ModelError, match="functions expand to"):
+        check_integrity(chain(40, 2), Path("m.onnx"))
