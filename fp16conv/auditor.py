@@ -72,6 +72,7 @@ def audit_rules(
             study.feeds,
             runtime,
             saturated=tuple(study.verdicts.saturated),
+            folded=tuple(study.verdicts.folded),
             rtol=rtol,
             atol=atol,
             batches=len(study.feeds),

@@ -93,6 +93,7 @@ class OptionWords(InputWords, total=False):
         force_fp16: the same: run in FP16 whatever the rules say.
         rules: rules files of the user's own.
         keep_io_types: graph inputs and outputs keep their types, default True.
+        repairs: ways to keep FP16 that are off by default: `fold-batchnorm`, `saturate` (ONNX only).
     """
 
     profile: str
@@ -102,6 +103,7 @@ class OptionWords(InputWords, total=False):
     force_fp16: Words
     rules: Words
     keep_io_types: bool
+    repairs: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Options:
     force_fp16: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     keep_io_types: bool = True
+    repairs: tuple[str, ...] = ()
     seed: int = 0
     labels: str = ""
     memory_limit: int = MEMORY_LIMIT
@@ -140,7 +143,7 @@ def read_options(**words: Unpack[OptionWords]) -> Options:
         ('type:Softmax',)
     """
     plain: dict[str, object] = dict(words)
-    for key in ("data", "keep_fp32", "force_fp16", "rules"):
+    for key in ("data", "keep_fp32", "force_fp16", "rules", "repairs"):
         items = plain.get(key, ())
         if isinstance(items, str | os.PathLike):
             items = (items,)
@@ -218,6 +221,7 @@ class StudyBase(ABC):
             keep_fp32=options.keep_fp32,
             force_fp16=options.force_fp16,
             keep_io_types=options.keep_io_types,
+            repairs=options.repairs,
         )
 
     def plan(self, pinned: Mapping[int, Reason] | None = None) -> PrecisionPlan:
@@ -366,6 +370,7 @@ def list_details(study: Study, plan: PrecisionPlan, runtime: Runtime) -> Details
                 batch,
                 runtime,
                 saturated=tuple(plan.saturated),
+                folded=tuple(plan.folded),
                 shapes=study.shapes,
                 memory_limit=study.options.memory_limit,
             )

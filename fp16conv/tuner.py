@@ -267,13 +267,22 @@ def tune_study(
         graph.digest,
         study.book.digest,
         _digest(study.feeds),
-        repr((rtol, atol, allow_integer_changes, sorted(study.verdicts.saturated))),
+        repr(
+            (
+                rtol,
+                atol,
+                allow_integer_changes,
+                sorted(study.verdicts.saturated),
+                sorted(study.verdicts.folded),
+            )
+        ),
     ]
     with Probe(
         study.loaded,
         study.feeds,
         runtime,
         saturated=tuple(study.verdicts.saturated),
+        folded=tuple(study.verdicts.folded),
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,

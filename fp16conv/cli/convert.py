@@ -104,7 +104,7 @@ def _next_command(written: bool, model: str, output: str) -> str:
 
 def _refuse_decisions(ctx: click.Context) -> None:
     """A plan holds all decisions: flags that would change them are a contradiction, not a preference."""
-    for name in ("profile", "target", "keep_fp32", "force_fp16", "rules", "keep_io_types"):
+    for name in ("profile", "target", "keep_fp32", "force_fp16", "rules", "repair", "keep_io_types"):
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             flag = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{flag} has no effect beside --plan: change it in the plan.", ctx)

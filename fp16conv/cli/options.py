@@ -13,6 +13,7 @@ import click
 from fp16conv.cli.environment import Environment, Level
 from fp16conv.cli.params import BYTES, RANGE, SHAPE, Choice, RuleName, Tolerance, as_mapping
 from fp16conv.errors import UsageError
+from fp16conv.rulebook.repair_names import REPAIRS
 
 __all__ = [
     "api_arguments",
@@ -29,6 +30,7 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 _RENAMED = {"shape": "shapes", "input_range": "input_ranges"}
+_PLURAL = {"repair": "repairs"}
 
 
 def _stack(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -158,6 +160,14 @@ decision_flags = _stack(
         help="Operators to run in FP16 whatever the rules say. Repeatable.",
     ),
     click.option(
+        "--repair",
+        multiple=True,
+        type=Choice(*sorted(REPAIRS)),
+        help="A way to keep FP16 where numbers leave its range: "
+        + "; ".join(f"{name}: {text}" for name, text in sorted(REPAIRS.items()))
+        + ". Repeatable.",
+    ),
+    click.option(
         "--keep-io-types/--no-keep-io-types",
         default=True,
         show_default=True,
@@ -196,6 +206,9 @@ def api_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
     for flag, name in _RENAMED.items():
         if flag in arguments:
             arguments[name] = as_mapping(f"--{flag.replace('_', '-')}", arguments.pop(flag))
+    for flag, name in _PLURAL.items():
+        if flag in arguments:
+            arguments[name] = arguments.pop(flag)
     tolerance = arguments.pop("tolerance", None)
     if tolerance is not None:
         if "rtol" in arguments:

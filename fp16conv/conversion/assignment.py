@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fp16conv.errors import PlanError
 from fp16conv.graph import DataType, ModelGraph, Use
 from fp16conv.planning.plan import PrecisionPlan
+from fp16conv.rulebook.folding import STATISTICS
 from fp16conv.rulebook.types import Reason
 
 __all__ = ["Assignment", "assign"]
@@ -22,6 +24,7 @@ class Assignment:
         reasons: the strongest reason by type variable id, None where the plan gives none.
         saturated: ids of the constants that become +-65504 where FP16 cannot hold them.
         lowered: ids of the operators that are written as others in FP16.
+        folded: ids of the BatchNormalizations in FP16 that become a Mul and an Add.
     """
 
     graph: ModelGraph
@@ -29,6 +32,7 @@ class Assignment:
     reasons: tuple[Reason | None, ...]
     saturated: frozenset[int]
     lowered: frozenset[int] = frozenset()
+    folded: frozenset[int] = frozenset()
 
     def of_value(self, value: int) -> DataType:
         """The dtype a value gets; constants and values that are not FLOAT keep their own.
@@ -69,6 +73,10 @@ class Assignment:
             return self.dtypes[typevar.id]
         value = self.graph.value_at(use)
         return DataType.UNKNOWN if value is None else value.dtype
+
+    def is_folded(self, use: Use) -> bool:
+        """Whether the value read here is a statistic that folding replaces."""
+        return use.op in self.folded and use.slot in STATISTICS
 
     def misfits(self, value: int) -> tuple[Use, ...]:
         """The uses that read the value in another dtype than it has."""
@@ -113,4 +121,13 @@ def assign(graph: ModelGraph, plan: PrecisionPlan) -> Assignment:
             why=f"the first one is {missing.symbol} (id {missing.id})",
             hint="make a new plan with `fp16conv plan`",
         )
-    return Assignment(graph, decided, tuple(reasons), frozenset(plan.saturated), frozenset(plan.lowered))
+    folded = frozenset(op for op in plan.folded if _writes_fp16(graph, op, decided))
+    saturated, lowered = frozenset(plan.saturated), frozenset(plan.lowered)
+    return Assignment(graph, decided, tuple(reasons), saturated, lowered, folded)
+
+
+def _writes_fp16(graph: ModelGraph, op: int, dtypes: Sequence[DataType]) -> bool:
+    """Whether the operator's first output is FP16: an edited plan may have moved it to FP32."""
+    output = graph.ops[op].outputs[0]
+    typevar = None if output is None else graph.typevar_of_value(output)
+    return typevar is not None and dtypes[typevar.id] is DataType.FLOAT16

@@ -9,6 +9,7 @@ from fp16conv.conversion.passes.annotate_nodes import AnnotateNodesPass
 from fp16conv.conversion.passes.convert_constants import ConvertConstantsPass
 from fp16conv.conversion.passes.convert_sparse import ConvertSparsePass
 from fp16conv.conversion.passes.drop_noop_casts import DropNoopCastsPass
+from fp16conv.conversion.passes.fold_norms import FoldNormsPass
 from fp16conv.conversion.passes.insert_casts import InsertCastsPass
 from fp16conv.conversion.passes.lower_clips import LowerClipsPass
 from fp16conv.conversion.passes.retarget_attributes import RetargetAttributesPass
@@ -48,6 +49,7 @@ def convert(loaded: LoadedModel, plan: PrecisionPlan) -> ir.Model:
         InsertCastsPass(workspace, assignment),
         DropNoopCastsPass(workspace, assignment),
         LowerClipsPass(workspace, assignment),
+        FoldNormsPass(workspace, assignment),
     ):
         run(model)
     return model

@@ -23,6 +23,7 @@ from fp16conv.execution.traits import is_exact
 from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, Use
+from fp16conv.rulebook.folding import STATISTICS, stand_ins
 
 __all__ = ["EmulationOptions", "emulate_model", "emulate_plan", "emulation_notes"]
 
@@ -59,6 +60,7 @@ def emulate_plan(
     dtypes: Sequence[DataType],
     *,
     saturated: Collection[int] = (),
+    folded: Collection[int] = (),
     options: EmulationOptions = DEFAULT,
 ) -> ir.Model:
     """Emulate a plan on the FP32 model, without converting it.
@@ -67,13 +69,14 @@ def emulate_plan(
         loaded: the FP32 model.
         dtypes: FLOAT or FLOAT16 per type variable id.
         saturated: ids of constants that become +-65504 instead of +-infinity where FP16 reads them.
+        folded: ids of BatchNormalizations that are a Mul and an Add in FP16.
         options: pessimistic switches.
 
     Returns:
         A new FP32 model with the same interface; values keep their names and hold the rounded numbers.
     """
     work = loaded.model.clone()
-    rounded = _PlanEmulation(loaded, work, dtypes, frozenset(saturated), options).run()
+    rounded = _PlanEmulation(loaded, work, dtypes, frozenset(saturated), frozenset(folded), options).run()
     if any(value.dtype is DataType.FLOAT16 for value in loaded.graph.values):
         return emulate_model(rounded, options=options)  # the user's own FP16 parts
     return rounded
@@ -86,11 +89,12 @@ class _PlanEmulation:
         work: ir.Model,
         dtypes: Sequence[DataType],
         saturated: frozenset[int],
+        folded: frozenset[int],
         options: EmulationOptions,
     ) -> None:
         self.twins = Twins(loaded, work)
         self.graph, self.values, self.nodes = loaded.graph, self.twins.values, self.twins.nodes
-        self.work, self.saturated, self.options = work, saturated, options
+        self.work, self.saturated, self.folded, self.options = work, saturated, folded, options
         self.is_fp16 = [dtype is DataType.FLOAT16 for dtype in dtypes]
         self.rounder = Rounder(work, options)
 
@@ -138,6 +142,9 @@ class _PlanEmulation:
                 self._round_all(twin)
             return
         uses = [use for use in self.graph.consumers(index) if self._reads_fp16(use)]
+        for use in [use for use in uses if use.op in self.folded and use.slot in STATISTICS]:
+            uses.remove(use)
+            self._rewire(use, twin, self._fold(use, twin))
         if not uses:
             return
         if value.is_constant and index in self.graph.constants:
@@ -171,6 +178,12 @@ class _PlanEmulation:
             node.replace_input_with(slot, replacement)
         for graph, slot in outputs:
             graph.outputs[slot] = replacement
+
+    def _fold(self, use: Use, twin: ir.Value) -> ir.Value:
+        assert use.op is not None
+        arrays = stand_ins(self.graph, self.graph.ops[use.op], self.rounder.numbers)
+        name = self.rounder.fresh(twin.name, "folded")
+        return self.twins.replace_constant(twin, name, lambda: arrays[use.slot])
 
     def _round_constant(self, index: int, twin: ir.Value) -> ir.Value:
         tensor, is_saturated = self.graph.constants[index], index in self.saturated

@@ -20,6 +20,7 @@ from fp16conv.execution.traits import is_exact
 from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, Use
+from fp16conv.rulebook.folding import STATISTICS, stand_ins
 
 __all__ = ["SWITCHES", "Slot", "SwitchedModel", "emulate_switched"]
 
@@ -71,15 +72,18 @@ class SwitchedModel:
         )
 
 
-def emulate_switched(loaded: LoadedModel, *, saturated: Collection[int] = ()) -> SwitchedModel:
+def emulate_switched(
+    loaded: LoadedModel, *, saturated: Collection[int] = (), folded: Collection[int] = ()
+) -> SwitchedModel:
     """Build the model. With the switches of a plan it computes what `emulate_plan` does with its dtypes.
 
     Args:
         loaded: the FP32 model.
         saturated: ids of constants that become +-65504 instead of +-infinity where FP16 reads them.
+        folded: ids of BatchNormalizations that are a Mul and an Add in FP16.
     """
     work = loaded.model.clone()
-    emulation = _SwitchedEmulation(loaded, work, frozenset(saturated))
+    emulation = _SwitchedEmulation(loaded, work, frozenset(saturated), frozenset(folded))
     emulation.run()
     model = work
     if any(value.dtype is DataType.FLOAT16 for value in loaded.graph.values):
@@ -102,9 +106,12 @@ def _fixed(loaded: LoadedModel) -> frozenset[int]:
 
 
 class _SwitchedEmulation:
-    def __init__(self, loaded: LoadedModel, work: ir.Model, saturated: frozenset[int]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, work: ir.Model, saturated: frozenset[int], folded: frozenset[int]
+    ) -> None:
         self.twins = Twins(loaded, work)
-        self.graph, self.work, self.saturated = loaded.graph, work, saturated
+        self.graph, self.work = loaded.graph, work
+        self.saturated, self.folded = saturated, folded
         self.rounder = Rounder(work, DEFAULT)
         self.slots: list[Slot] = []
         self._vectors: dict[ir.Graph | ir.Function, ir.Value] = {}
@@ -161,25 +168,28 @@ class _SwitchedEmulation:
         if twin is None:
             return
         source = self.graph.typevar_of_value(index)
-        groups: dict[int | None, list[Use]] = {}
+        groups: dict[tuple[int | None, Use | None], list[Use]] = {}
         for use in self.graph.consumers(index):
             reader = self.graph.typevar_of_use(use)
             key = None if reader is None or reader is source else reader.id
-            groups.setdefault(key, []).append(use)
+            statistic = use if use.op in self.folded and use.slot in STATISTICS else None
+            groups.setdefault((key, statistic), []).append(use)
         producer = None if value.producer is None else self.twins.nodes[value.producer]
         admits = source is not None and source.admits_fp16
         rounded: ir.Value | None = None
-        for key, uses in groups.items():
+        for (key, statistic), uses in groups.items():
             if key is None and (not admits or (producer is not None and is_exact(producer))):
                 continue  # nothing to round, or rounded on the way in
             if not admits and key is not None and not self.graph.typevars[key].admits_fp16:
                 continue
-            if rounded is None:
-                rounded = self._rounded(index, twin)
+            if statistic is not None:
+                other = self._fold(statistic, twin)
+            else:
+                other = rounded = self._rounded(index, twin) if rounded is None else rounded
             slot = Slot(index, None if source is None else source.id, key)
             condition = self._condition(value.scope, slot)
-            chosen = self._choose(condition, rounded, twin)
-            self._insert_after(rounded, twin, chosen)
+            chosen = self._choose(condition, other, twin)
+            self._insert_after(other, twin, chosen)
             for use in uses:
                 self._rewire(use, twin, chosen.outputs[0])
 
@@ -226,6 +236,12 @@ class _SwitchedEmulation:
         nodes += self.rounder.round(start, self.rounder.fresh(twin.name, "rounded"))
         self.twins.insert(twin, nodes)
         return nodes[-1].outputs[0]
+
+    def _fold(self, use: Use, twin: ir.Value) -> ir.Value:
+        assert use.op is not None
+        arrays = stand_ins(self.graph, self.graph.ops[use.op], self.rounder.numbers)
+        name = self.rounder.fresh(twin.name, "folded")
+        return self.twins.replace_constant(twin, name, lambda: arrays[use.slot])
 
     def _rounded_constant(self, index: int, twin: ir.Value) -> ir.Value:
         tensor, is_saturated = self.graph.constants[index], index in self.saturated

@@ -78,11 +78,8 @@ def make_plan(
         decisions=decisions,
         casts=casts,
         saturated={value: verdicts.saturated[value] for value in sorted(read16)},
-        lowered={
-            op: reason
-            for op, reason in sorted(verdicts.lowered.items())
-            if any(dtypes[t] is DataType.FLOAT16 for t in graph.ops[op].typevars)
-        },
+        lowered=_in_fp16(graph, verdicts.lowered, dtypes),
+        folded=_in_fp16(graph, verdicts.folded, dtypes),
         predicted=predict(graph, costs, dtypes, casts),
     )
 
@@ -149,6 +146,17 @@ def _decision(
         verdict=judgement.verdict,
         reasons=reasons,
     )
+
+
+def _in_fp16(
+    graph: ModelGraph, reasons: Mapping[int, Reason], dtypes: Mapping[int, DataType]
+) -> dict[int, Reason]:
+    """Those of the operators that have an FP16 type variable, by ascending id."""
+    return {
+        op: reason
+        for op, reason in sorted(reasons.items())
+        if any(dtypes[t] is DataType.FLOAT16 for t in graph.ops[op].typevars)
+    }
 
 
 def _is_read_in_fp16(graph: ModelGraph, value: int, dtypes: Mapping[int, DataType]) -> bool:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from fp16conv.errors import PlanError
+from fp16conv.files import read_regular
 from fp16conv.graph import DataType, ModelGraph, Use
 from fp16conv.planning.casts import replan_casts
 from fp16conv.planning.plan import Cast, Decision, PrecisionPlan
 from fp16conv.planning.planner import label_of
+from fp16conv.rulebook.folding import fold_batch_norm
 from fp16conv.rulebook.types import Authority, Reason, Verdict
 
 __all__ = ["MAX_BYTES", "SCHEMA", "bind_plan", "dump_plan", "load_plan", "parse_plan", "save_plan"]
@@ -51,6 +53,7 @@ def dump_plan(plan: PrecisionPlan) -> str:
             ("casts", _lines([_dump_cast(x) for x in plan.casts])),
             ("saturated", _dump_reasons("value", plan.saturated)),
             ("lowered", _dump_reasons("op", plan.lowered)),
+            ("folded", _dump_reasons("op", plan.folded)),
         ]
     except (TypeError, ValueError) as error:
         raise PlanError("the plan cannot be written as JSON", why=str(error)) from error
@@ -92,10 +95,7 @@ def load_plan(path: str | Path, graph: ModelGraph | None = None) -> PrecisionPla
     """
     where = str(path)
     try:
-        size = Path(path).stat().st_size
-        if size > MAX_BYTES:
-            raise PlanError(f"{size} bytes are no plan (limit {MAX_BYTES})", where=where)
-        data = Path(path).read_bytes()
+        data = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise PlanError("cannot read the plan", where=where, why=str(error)) from error
     try:
@@ -168,6 +168,9 @@ def bind_plan(plan: PrecisionPlan, graph: ModelGraph, *, where: str = "plan") ->
     for op in plan.lowered:
         if op >= len(graph.ops):
             raise PlanError(f"lowers operator {op}, which the model lacks", where=where, hint=_HINT)
+    for op in plan.folded:
+        if op >= len(graph.ops) or fold_batch_norm(graph, graph.ops[op]) is None:
+            raise PlanError(f"operator {op} cannot be folded into Mul and Add", where=where, hint=_HINT)
     return dataclasses.replace(plan, casts=replan_casts(graph, plan.dtypes))
 
 
@@ -245,7 +248,7 @@ class _Reader:
 
     def plan(self, data: object) -> PrecisionPlan:
         keys = ("schema", "model_digest", "rules_digest", "options", "predicted", "decisions", "casts")
-        entry = self._object(data, "plan", (*keys, "saturated", "lowered"))
+        entry = self._object(data, "plan", (*keys, "saturated", "lowered", "folded"))
         self._text(entry["schema"], "schema")
         options = self._any_object(entry["options"], "options")
         predicted = self._any_object(entry["predicted"], "predicted")
@@ -257,6 +260,7 @@ class _Reader:
             casts=self._each(entry["casts"], "casts", self._cast),
             saturated=self._reasons(entry["saturated"], "saturated", "value"),
             lowered=self._reasons(entry["lowered"], "lowered", "op"),
+            folded=self._reasons(entry["folded"], "folded", "op"),
             predicted={key: self._number(predicted[key], f"predicted.{key}") for key in predicted},
         )
 

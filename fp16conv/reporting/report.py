@@ -153,6 +153,7 @@ class DecisionSummary:
         macs_share: share of the model's MACs that run in FP16, None where unknown.
         kept: what stays FP32 and why, largest group first.
         saturated: number of constants that act as infinity and become +-65504.
+        folded: number of BatchNormalizations that become a Mul and an Add.
     """
 
     fp16: int
@@ -163,6 +164,7 @@ class DecisionSummary:
     macs_share: float | None
     kept: tuple[KeptGroup, ...]
     saturated: int = 0
+    folded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ def summarize_decisions(plan: PrecisionPlan, macs: Mapping[int, int] | None = No
             (_kept_decision(by_op[op]) for op in sorted(by_op) if halves[op] < len(by_op[op])), macs, total
         ),
         saturated=len(plan.saturated),
+        folded=len(plan.folded),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -15,6 +15,8 @@ from fp16conv.rulebook.match import Evidence, Matcher, gather_evidence
 from fp16conv.rulebook.patterns import match_patterns
 from fp16conv.rulebook.pins import find_islands, find_pins
 from fp16conv.rulebook.relief import relieve
+from fp16conv.rulebook.repair_names import FOLD, SATURATE, check_repairs
+from fp16conv.rulebook.repairs import find_folds
 from fp16conv.rulebook.schema import Profile, Role, Rule, RuleKind
 from fp16conv.rulebook.selection import select_typevars
 from fp16conv.rulebook.types import Authority, Group, Judgement, PatternHit, Reason, Verdict, Verdicts
@@ -37,6 +39,7 @@ def judge(
     keep_fp32: Sequence[str] = (),
     force_fp16: Sequence[str] = (),
     keep_io_types: bool = True,
+    repairs: Collection[str] = (),
 ) -> Verdicts:
     """Give every type variable a verdict with its reasons.
 
@@ -53,13 +56,15 @@ def judge(
         keep_fp32: patterns of operators that stay FP32: globs on names, or `type:Softmax`.
         force_fp16: patterns of operators that go FP16 wherever it is legal.
         keep_io_types: graph inputs and outputs keep their types.
+        repairs: names of repairs that are wanted (see `rulebook.repairs`).
 
     Returns:
         One judgement per type variable, groups of equal precision, constants that saturate.
 
     Raises:
-        UsageError: an unknown profile or target, a pattern that matches nothing, or contradictory ones.
+        UsageError: unknown names, a pattern that matches nothing, or contradictory ones.
     """
+    check_repairs(repairs)
     chosen, runtime = book.profile(profile), book.target(target)
     kept = select_typevars(graph, keep_fp32, "--keep-fp32")
     forced = select_typevars(graph, force_fp16, "--force-fp16")
@@ -71,26 +76,34 @@ def judge(
         rules = {rule.id: rule for rule in book.patterns}
         hits, relieved = relieve(graph, hits, rules, evidence, chosen)
     coverage = check_kernels(graph, runtime) if chosen.kernels else Coverage({}, ())
+    matcher = Matcher(graph, evidence, chosen, runtime)
+    folded: dict[int, Reason] = {}
+    ties: tuple[Group, ...] = ()
+    if FOLD in repairs and chosen.evidence:
+        numbers = tuple(r for r in book.rules if r.builtin and r.kind is RuleKind.EVIDENCE)
+        folded, ties = find_folds(graph, facts, lambda tv: matcher.find(numbers, tv))
     bench = _Bench(
         graph=graph,
         book=book,
         profile=chosen,
-        matcher=Matcher(graph, evidence, chosen, runtime),
+        matcher=matcher,
         relaxed=chosen.relaxed and runtime.fused_norms,
         pins=find_pins(graph, _domains(book), keep_io_types=keep_io_types),
         islands=find_islands(graph),
         hits=_hits_by_typevar(hits),
         relieved=relieved,
         coverage=coverage,
+        folded=folded,
         kept=kept,
         forced=forced,
     )
     judgements = tuple(bench.judge(tv) for tv in graph.typevars)
     return Verdicts(
         judgements=judgements,
-        groups=_groups(judgements, hits, coverage),
-        saturated=_saturated(graph, book, evidence) if chosen.saturate else {},
+        groups=_groups(judgements, hits, (*coverage.groups, *ties)),
+        saturated=_saturated(graph, book, evidence) if chosen.saturate or SATURATE in repairs else {},
         lowered=coverage.lowered,
+        folded=folded,
     )
 
 
@@ -114,6 +127,7 @@ class _Bench:
     hits: Mapping[int, Sequence[PatternHit]]
     relieved: frozenset[int]
     coverage: Coverage
+    folded: Mapping[int, Reason]
     kept: Mapping[int, str]
     forced: Mapping[int, str]
     _sorted: dict[str, tuple[Rule, ...]] = field(default_factory=dict)
@@ -150,7 +164,11 @@ class _Bench:
         return ranked
 
     def _add_evidence(self, tv: TypeVar, ranked: list[_Candidate]) -> list[_Candidate]:
-        found = _by_strictness(self.matcher.find(self._rules(RuleKind.EVIDENCE), tv))
+        matches = tuple(self.matcher.find(self._rules(RuleKind.EVIDENCE), tv))
+        if tv.op is not None and tv.op in self.folded:  # its statistics are not read any more
+            matches = tuple(m for m in matches if m[0].match.constant is None)
+            ranked = [*ranked, _Candidate(ranked[-1].verdict, self.folded[tv.op])]
+        found = _by_strictness(matches)
         if tv.id in self.relieved:  # relief has looked at the eps and found it harmless
             found = [replace(c, verdict=Verdict.FOLLOW) if c.reason.rule == EPS_RULE else c for c in found]
         notes = [c for c in found if c.verdict is not Verdict.DENY]
@@ -221,12 +239,12 @@ def _hits_by_typevar(hits: Sequence[PatternHit]) -> dict[int, list[PatternHit]]:
 
 
 def _groups(
-    judgements: Sequence[Judgement], hits: Sequence[PatternHit], coverage: Coverage
+    judgements: Sequence[Judgement], hits: Sequence[PatternHit], more: Sequence[Group]
 ) -> tuple[Group, ...]:
     """Equality groups among type variables that can still change."""
     wanted = [Group(hit.typevars, hit.reason) for hit in hits if hit.one_precision]
     groups = []
-    for group in [*wanted, *coverage.groups]:
+    for group in [*wanted, *more]:
         free = tuple(tv for tv in group.typevars if judgements[tv].verdict is not Verdict.NEVER)
         if len(free) > 1:
             groups.append(replace(group, typevars=free))

@@ -96,10 +96,12 @@ class Verdicts:
 
     `saturated` maps constant values that act as infinity (masks, Clip/Pad bounds, fill values) to the
     reason: in FP16 they become +-65504 instead of keeping their consumer in FP32. `lowered` maps operators
-    that the target has no FP16 kernel for, but that others compute exactly, to the reason.
+    that the target has no FP16 kernel for, but that others compute exactly, to the reason. `folded` maps
+    BatchNormalizations whose statistics leave FP16's range to the reason why Mul and Add stand in for them.
     """
 
     judgements: tuple[Judgement, ...]
     groups: tuple[Group, ...] = ()
     saturated: Mapping[int, Reason] = field(default_factory=dict)
     lowered: Mapping[int, Reason] = field(default_factory=dict)
+    folded: Mapping[int, Reason] = field(default_factory=dict)

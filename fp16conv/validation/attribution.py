@@ -22,6 +22,7 @@ from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, ModelGraph, Origin, RangeFact
+from fp16conv.rulebook.folding import STATISTICS
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.probe import Measurement, Probe
 
@@ -81,6 +82,7 @@ def attribute(
     outputs: Collection[str] | None = None,
     *,
     saturated: Collection[int] = (),
+    folded: Collection[int] = (),
     budget_runs: int = BUDGET_RUNS,
     rtol: float = RTOL,
     atol: float = ATOL,
@@ -96,6 +98,7 @@ def attribute(
         runtime: CPU runtime.
         outputs: names of the outputs whose error counts, None for all.
         saturated: constants that become +-65504 instead of infinite.
+        folded: BatchNormalizations that become a Mul and an Add.
         budget_runs: how many emulated models may be run.
         rtol: allowed relative L2 error: outputs are weighed by what they are allowed.
         atol: allowed root mean square error on top.
@@ -114,6 +117,7 @@ def attribute(
         runtime,
         outputs=outputs,
         saturated=saturated,
+        folded=folded,
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,
@@ -157,6 +161,7 @@ def repair_plan(
     *,
     facts: Mapping[int, RangeFact] | None = None,
     saturated: Collection[int] = (),
+    folded: Collection[int] = (),
     rtol: float = RTOL,
     atol: float = ATOL,
     allow_integer_changes: bool = False,
@@ -175,6 +180,7 @@ def repair_plan(
         facts: ranges of values in FP32; observed on the batches where something overflows and
             none but those of constants are given.
         saturated: constants that become +-65504 instead of infinite.
+        folded: BatchNormalizations that become a Mul and an Add.
         rtol: allowed relative L2 error per output.
         atol: allowed root mean square error per output, on top.
         allow_integer_changes: integer outputs may change.
@@ -196,6 +202,7 @@ def repair_plan(
         runtime,
         outputs=outputs,
         saturated=saturated,
+        folded=folded,
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,
@@ -224,7 +231,7 @@ def repair_plan(
                 seen = observe(loaded, runtime, batch_list, Origin.OBSERVED)
                 # What a branch would compute if it were taken causes no error.
                 known |= {v: fact for v, fact in seen.facts.items() if v not in seen.untaken}
-            found = find_overflows(loaded.graph, current, known, saturated)
+            found = find_overflows(loaded.graph, current, known, saturated, folded)
             if found:
                 move(found, [t for b in found for t in b.typevars], after)
                 after = probe.measure(current)
@@ -247,6 +254,7 @@ def find_overflows(
     dtypes: Sequence[DataType],
     facts: Mapping[int, RangeFact],
     saturated: Collection[int] = (),
+    folded: Collection[int] = (),
 ) -> tuple[Blame, ...]:
     """The operators in FP16 that make or read a finite number FP16 cannot hold, in execution order.
 
@@ -255,6 +263,7 @@ def find_overflows(
         dtypes: FLOAT or FLOAT16 per type variable id.
         facts: ranges of values in FP32, constants too.
         saturated: constants that become +-65504 instead of infinite.
+        folded: BatchNormalizations that become a Mul and an Add.
 
     Returns:
         Blames with equal shares.
@@ -270,6 +279,8 @@ def find_overflows(
         for index in unit.typevars:
             values.update(graph.typevars[index].defs)
             for use in graph.typevars[index].uses:
+                if use.op in folded and use.slot in STATISTICS:
+                    continue
                 value = graph.value_at(use)
                 if value is not None and value.id not in saturated:
                     values.add(value.id)

@@ -32,6 +32,7 @@ def errors_of_plan(
     runtime: Runtime,
     *,
     saturated: Collection[int] = (),
+    folded: Collection[int] = (),
     shapes: Mapping[int, Shape] | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> dict[int, float]:
@@ -43,6 +44,7 @@ def errors_of_plan(
         batch: inputs, array per name.
         runtime: CPU runtime.
         saturated: constants that become +-65504 instead of infinite.
+        folded: BatchNormalizations that become a Mul and an Add.
         shapes: observed shape per value id.
         memory_limit: bytes of values held at a time.
 
@@ -52,7 +54,7 @@ def errors_of_plan(
     Raises:
         RuntimeFailure: a model does not run.
     """
-    emulated = emulate_plan(loaded, dtypes, saturated=saturated)
+    emulated = emulate_plan(loaded, dtypes, saturated=saturated, folded=folded)
     return _compare(loaded, emulated, batch, runtime, shapes or {}, memory_limit, None)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,11 @@ __all__ = ["NONFINITE", "Measurement", "Probe"]
 
 NONFINITE: Final = 1e6
 """Error given to an output with new NaN or infinities: far above what any norm can add up to."""
+
+
+class _Rewritten(TypedDict):
+    saturated: frozenset[int]
+    folded: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class Probe:
         runtime: CPU runtime.
         outputs: names of the outputs to watch, None for all.
         saturated: constants that become +-65504 instead of infinite.
+        folded: BatchNormalizations that become a Mul and an Add.
         rtol: allowed relative L2 error per output.
         atol: allowed root mean square error per output, on top.
         allow_integer_changes: whether integer, bool and string outputs may change.
@@ -90,13 +96,14 @@ class Probe:
         *,
         outputs: Collection[str] | None = None,
         saturated: Collection[int] = (),
+        folded: Collection[int] = (),
         rtol: float = RTOL,
         atol: float = ATOL,
         allow_integer_changes: bool = False,
         batches: int = 1,
     ) -> None:
         self.loaded, self.runtime, self.runs = loaded, runtime, 0
-        self._saturated = frozenset(saturated)
+        self._rewritten: _Rewritten = {"saturated": frozenset(saturated), "folded": frozenset(folded)}
         self._session: SessionHandle | None = None
         self._rtol, self._atol, self._allow = rtol, atol, allow_integer_changes
         session = load_reference(runtime, loaded)
@@ -128,7 +135,7 @@ class Probe:
     @cached_property
     def switched(self) -> SwitchedModel:
         """The emulated model whose roundings are switched at run time; built once."""
-        return emulate_switched(self.loaded, saturated=self._saturated)
+        return emulate_switched(self.loaded, **self._rewritten)
 
     def measure(self, dtypes: Sequence[DataType]) -> Measurement:
         """Emulate the model with this dtype (FLOAT or FLOAT16) per type variable id, and compare.
@@ -139,7 +146,7 @@ class Probe:
         if not any(dtypes[t] is DataType.FLOAT16 for t in self.switched.fixed):
             return self.measure_switches(self.switched.switches(dtypes))
         self.runs += 1
-        session = self.runtime.load(emulate_plan(self.loaded, dtypes, saturated=self._saturated))
+        session = self.runtime.load(emulate_plan(self.loaded, dtypes, **self._rewritten))
         try:
             return self._compare(session, {})
         finally:

@@ -222,6 +222,7 @@ def test_flags_become_arguments(cli: Any) -> None:
         *("convert", "m.onnx", "-o", "o.onnx", "--data", "a.npz", "--data", "d", "--shape", "a=b=1x3"),
         *("--shape", "s=", "--input-range", "a=-1:2.5", "--profile", "fast", "--device", "t4"),
         *("--keep-fp32", "type:Exp", "--force-fp16", "/x*", "--rules", "r.toml", "--no-keep-io-types"),
+        *("--repair", "fold-batchnorm"),
         *(
             "--seed",
             "3",
@@ -250,6 +251,7 @@ def test_flags_become_arguments(cli: Any) -> None:
         "keep_fp32": ("type:Exp",),
         "force_fp16": ("/x*",),
         "rules": ("r.toml",),
+        "repairs": ("fold-batchnorm",),
         "keep_io_types": False,
         "seed": 3,
         "memory_limit": 3 * 2**29,

@@ -45,7 +45,7 @@ class ConvertConstantsPass(ir.passes.InPlacePass):
         for info in self.workspace.graph.values:
             if not info.is_constant or info.dtype is not DataType.FLOAT:
                 continue
-            uses = self.workspace.graph.consumers(info.id)
+            uses = [u for u in self.workspace.graph.consumers(info.id) if not self.assignment.is_folded(u)]
             halves = [use for use in uses if self.assignment.of_use(use) is DataType.FLOAT16]
             tensor = constant_tensor(self.workspace.values[info.id]) if halves else None
             if tensor is None:
