@@ -14,12 +14,11 @@ from typing import Unpack
 import fp16conv
 from fp16conv.auditor import audit_rules
 from fp16conv.conversion.annotation import annotate as annotate_nodes
-from fp16conv.conversion.loss_guard import refuse_losses
 from fp16conv.conversion.save import check_target, save
 from fp16conv.errors import UsageError
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
-from fp16conv.frontends.onnx import LoadedModel, load_onnx
+from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.frontends.sources import is_torch_source
 from fp16conv.inspection import diff, explain
 from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
@@ -33,23 +32,23 @@ from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import (
     AnalyzeReport,
     ConvertReport,
-    Evidence,
     Finding,
     HalfOutcome,
-    ModelFacts,
-    OutputFile,
     Severity,
     ValidateReport,
 )
 from fp16conv.reporting.safety import summarize_bounds
-from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
+from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
 from fp16conv.rulebook.book import load_book
 from fp16conv.study import (
     InputWords,
     Options,
     OptionWords,
     Study,
+    describe_evidence,
+    describe_study,
     list_details,
+    load_model,
     open_feeds,
     read_options,
     start_study,
@@ -94,9 +93,7 @@ def load(model: PathLike) -> LoadedModel:
     Raises:
         ModelError: it cannot be read, or holds what a conversion could not keep.
     """
-    loaded = load_onnx(model)
-    refuse_losses(loaded.proto, str(model))
-    return loaded
+    return load_model(model)
 
 
 def analyze(
@@ -131,7 +128,7 @@ def analyze(
         report: AnalyzeReport = _torch_verbs().analyze(model, progress=progress, **options)
         return report
     chosen = read_options(**options)
-    loaded = _load(model)
+    loaded = load_model(model)
     if annotate is not None:
         check_target(Path(annotate), loaded)
     with Runtime() as runtime:
@@ -149,12 +146,14 @@ def analyze(
     return AnalyzeReport(
         tool_version=fp16conv.__version__,
         options=chosen.recorded(),
-        model=_describe(study),
+        model=describe_study(study),
         decisions=summarize_decisions(made, study.costs.macs),
         size=read_size(made),
         prediction=read_prediction(made, load_device(chosen.device)),
         half=half,
-        evidence=_evidence(study.feeds, chosen, study.calibration.batches if study.calibration else 0),
+        evidence=describe_evidence(
+            study.feeds, chosen, study.calibration.batches if study.calibration else 0
+        ),
         bounds=summarize_bounds(study.graph, made, study.proven, study.observed, study.costs.macs),
         findings=tuple(_findings(study, made, half)),
         details=details if chosen.details else None,
@@ -212,7 +211,7 @@ def plan(model: Source, *, progress: Progress | None = None, **options: Unpack[O
         made: PrecisionPlan = _torch_verbs().plan(model, progress=progress, **options)
         return made
     with Runtime() as runtime:
-        return start_study(_load(model), read_options(**options), runtime, progress).plan()
+        return start_study(load_model(model), read_options(**options), runtime, progress).plan()
 
 
 def convert(
@@ -272,7 +271,7 @@ def convert(
         )
         return report
     chosen = read_options(**options)
-    loaded = _load(model)
+    loaded = load_model(model)
     check_target(Path(output), loaded)
     given = _read_plan(plan, loaded)
     with Runtime() as runtime:
@@ -334,7 +333,7 @@ def validate(
         )
         return compared
     chosen = read_options(**inputs)
-    first, second = _load(reference), _load(candidate)
+    first, second = load_model(reference), load_model(candidate)
     with Runtime() as runtime:
         feeds = open_feeds(first, chosen, runtime)
         _tell(progress, "comparing")
@@ -359,7 +358,7 @@ def validate(
         options=chosen.recorded(),
         reference=first.graph.source,
         candidate=second.graph.source,
-        evidence=_evidence(feeds, chosen, result.batches),
+        evidence=describe_evidence(feeds, chosen, result.batches),
         validation=summarize_validation(result),
         findings=find_in_validation(result),
         details=details,
@@ -410,31 +409,12 @@ def _tell(progress: Progress | None, step: str) -> None:
         progress(step)
 
 
-def _load(model: Source) -> LoadedModel:
-    return model if isinstance(model, LoadedModel) else load(model)
-
-
 def _read_plan(plan: PrecisionPlan | PathLike | None, loaded: LoadedModel) -> PrecisionPlan | None:
     if plan is None:
         return None
     if isinstance(plan, PrecisionPlan):
         return bind_plan(plan, loaded.graph)
     return load_plan(Path(plan), loaded.graph)
-
-
-def _describe(study: Study) -> ModelFacts:
-    proto = study.loaded.proto
-    return describe_model(
-        study.loaded.graph,
-        ir_version=proto.ir_version,
-        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
-        macs=sum(study.costs.macs.values()) or None,
-    )
-
-
-def _evidence(feeds: FeedSource, options: Options, batches: int) -> Evidence:
-    synthetic = feeds.origin == "synthetic"
-    return Evidence(synthetic, batches, options.data, options.seed if synthetic else None, feeds.describe())
 
 
 def _summarize_half(outlook: HalfOutlook) -> HalfOutcome:
@@ -477,20 +457,17 @@ def _report_conversion(study: Study, comparison: Comparison | None, outcome: Out
         culprits = () if outcome.result.ok else culprits_of(study, comparison, outcome.plan)
         validation = summarize_validation(outcome.result, culprits)
         findings += find_in_validation(outcome.result, accepted=bool(outcome.files))
-    written = None
-    if outcome.files:
-        model, *external = outcome.files
-        nbytes = sum(file.stat().st_size for file in outcome.files)
-        written = OutputFile(str(model), nbytes, tuple(map(str, external)))
     return ConvertReport(
         tool_version=fp16conv.__version__,
         options=dict(outcome.plan.options),
-        model=_describe(study),
+        model=describe_study(study),
         decisions=summarize_decisions(outcome.plan, study.costs.macs),
         size=read_size(outcome.plan),
-        output=written,
+        output=outcome.output,
         prediction=read_prediction(outcome.plan, load_device(study.options.device)),
-        evidence=_evidence(study.feeds, study.options, outcome.result.batches if outcome.result else 0),
+        evidence=describe_evidence(
+            study.feeds, study.options, outcome.result.batches if outcome.result else 0
+        ),
         checks=outcome.checks,
         validation=validation,
         repairs=outcome.repairs,

@@ -14,11 +14,15 @@ from fp16conv.graph import DataType
 from fp16conv.planning.planner import make_plan
 from fp16conv.reporting.audit import RuleAuditReport, RuleEffect
 from fp16conv.reporting.progress import Progress
-from fp16conv.reporting.report import Evidence
-from fp16conv.reporting.summary import describe_model
 from fp16conv.rulebook.types import Verdicts
-from fp16conv.study import OptionWords, read_options, start_study
-from fp16conv.tuner import load_model
+from fp16conv.study import (
+    OptionWords,
+    describe_evidence,
+    describe_study,
+    load_model,
+    read_options,
+    start_study,
+)
 from fp16conv.tuning.audit import Effect, audit
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.probe import Measurement, Probe
@@ -79,20 +83,13 @@ def audit_rules(
         ) as probe:
             effects = audit(graph, study.verdicts, default, plan, probe.measure, progress)
             measured = probe.measure([default.dtypes.get(v.id, DataType.FLOAT) for v in graph.typevars])
-    synthetic = study.feeds.origin == "synthetic"
     seconds = default.predicted["time_plan_us"] * 1e-6
     listed = [_effect(effect, len(default.casts), seconds) for effect in effects]
     return RuleAuditReport(
         tool_version=fp16conv.__version__,
         options=chosen.recorded(),
-        model=describe_model(graph, ir_version=loaded.proto.ir_version),
-        evidence=Evidence(
-            synthetic,
-            len(study.feeds),
-            chosen.data,
-            chosen.seed if synthetic else None,
-            study.feeds.describe(),
-        ),
+        model=describe_study(study),
+        evidence=describe_evidence(study.feeds, chosen, len(study.feeds)),
         rtol=rtol,
         atol=atol,
         error=measured.relative_l2,

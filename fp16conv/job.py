@@ -14,7 +14,7 @@ from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import DataType
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.reporting.progress import Progress
-from fp16conv.reporting.report import Check, OperatorError, Repair
+from fp16conv.reporting.report import Check, OperatorError, OutputFile, Repair
 from fp16conv.rulebook.types import Authority, Reason
 from fp16conv.study import Study
 from fp16conv.validation.attribution import attribute, repair_plan
@@ -60,6 +60,15 @@ class Outcome:
     checks: tuple[Check, ...]
     result: ValidationResult | None
     repairs: tuple[Repair, ...]
+
+    @property
+    def output(self) -> OutputFile | None:
+        """The files that were written; None where there are none."""
+        if not self.files:
+            return None
+        model, *external = self.files
+        nbytes = sum(file.stat().st_size for file in self.files)
+        return OutputFile(str(model), nbytes, tuple(map(str, external)))
 
 
 class _Missed(Exception):  # noqa: N818 - a signal from the check to the loop, not an error

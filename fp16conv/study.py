@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from fp16conv.conversion.loss_guard import refuse_losses
 from fp16conv.errors import DataError, ValidationError
 from fp16conv.evidence.bounds import prove_bounds
 from fp16conv.evidence.calibration import Calibration, calibrate
@@ -32,6 +33,8 @@ from fp16conv.planning.planner import make_plan
 from fp16conv.reporting.details import Details
 from fp16conv.reporting.inventory import list_operators
 from fp16conv.reporting.progress import Progress
+from fp16conv.reporting.report import Evidence, ModelFacts
+from fp16conv.reporting.summary import describe_model
 from fp16conv.rulebook.book import RuleBook, load_book
 from fp16conv.rulebook.judge import judge
 from fp16conv.rulebook.types import Authority, Judgement, Reason, Verdict, Verdicts
@@ -45,6 +48,9 @@ __all__ = [
     "Options",
     "Study",
     "StudyBase",
+    "describe_evidence",
+    "describe_study",
+    "load_model",
     "open_feeds",
     "read_options",
     "start_study",
@@ -273,6 +279,48 @@ def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:
     return replace(verdicts, judgements=tuple(judgements))
 
 
+def load_model(model: str | os.PathLike[str] | LoadedModel) -> LoadedModel:
+    """Read an .onnx file and check that nothing in it would be lost.
+
+    Args:
+        model: path; external data must lie in its folder. A loaded model is returned as it is.
+
+    Returns:
+        the onnx_ir model, its ModelGraph and the map between them.
+
+    Raises:
+        ModelError: it cannot be read, or holds what a conversion could not keep.
+    """
+    if isinstance(model, LoadedModel):
+        return model
+    loaded = load_onnx(model)
+    refuse_losses(loaded.proto, str(model))
+    return loaded
+
+
+def describe_study(study: Study) -> ModelFacts:
+    """What the report says about the model."""
+    proto = study.loaded.proto
+    return describe_model(
+        study.graph,
+        ir_version=proto.ir_version,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        macs=sum(study.costs.macs.values()) or None,
+    )
+
+
+def describe_evidence(feeds: FeedSource, options: Options, batches: int) -> Evidence:
+    """What the report says about the inputs.
+
+    Args:
+        feeds: the inputs.
+        options: what the user asked for.
+        batches: how many of them were run.
+    """
+    synthetic = feeds.origin == "synthetic"
+    return Evidence(synthetic, batches, options.data, options.seed if synthetic else None, feeds.describe())
+
+
 def open_feeds(loaded: LoadedModel, options: Options, runtime: Runtime | None = None) -> FeedSource:
     """The user's data, or made-up inputs where there is none.
 
@@ -316,7 +364,7 @@ def start_study(
     """
     report = progress or _silent
     report("loading")
-    loaded = model if isinstance(model, LoadedModel) else load_onnx(model)
+    loaded = load_model(model)
     book = load_book(*(Path(p) for p in options.rules))
     load_device(options.device)
     feeds = open_feeds(loaded, options, runtime if observe else None)

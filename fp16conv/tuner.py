@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 import fp16conv
-from fp16conv.conversion.loss_guard import refuse_losses
 from fp16conv.conversion.save import check_target
 from fp16conv.errors import ValidationError
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
-from fp16conv.frontends.onnx import LoadedModel, load_onnx
+from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.job import Comparison, ConversionJob, Outcome
 from fp16conv.planning.cut import Charge
 from fp16conv.planning.plan import PrecisionPlan
@@ -26,10 +25,19 @@ from fp16conv.planning.planner import make_plan
 from fp16conv.reporting.comparison import find_in_validation, summarize_validation
 from fp16conv.reporting.frontier import find_moved, list_frontier, list_roundings
 from fp16conv.reporting.progress import Progress
-from fp16conv.reporting.report import Evidence, Finding, OutputFile, Severity
-from fp16conv.reporting.summary import describe_model, read_prediction, read_size, summarize_decisions
+from fp16conv.reporting.report import Finding, Severity
+from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
 from fp16conv.reporting.tuning import Effort, TuneReport
-from fp16conv.study import OptionWords, Study, list_details, read_options, start_study
+from fp16conv.study import (
+    OptionWords,
+    Study,
+    describe_evidence,
+    describe_study,
+    list_details,
+    load_model,
+    read_options,
+    start_study,
+)
 from fp16conv.tuning.meter import Journal, Meter
 from fp16conv.tuning.relaxation import relax
 from fp16conv.tuning.search import Point, Search, TuneResult, max_runs
@@ -138,45 +146,29 @@ def _report(
     nearest = min(result.points, key=lambda p: p.reading.worst, default=None)
     shown = best or nearest
     plan = result.default if shown is None else shown.plan
-    graph, options = study.loaded.graph, study.options
+    graph = study.graph
     findings = []
     if best is None and shown is not None:
         text = f"no plan errs less than {shown.reading.worst:.3g} times the allowed error"
         fix = "raise --tolerance, or give up what forces operators into FP16"
         findings.append(Finding(Severity.ERROR, "tolerance-missed", graph.source, text, fix))
-    if study.feeds.origin == "synthetic":
+    evidence = describe_evidence(study.feeds, study.options, len(study.feeds))
+    if evidence.synthetic:
         text = "made-up inputs relax no rule: with --data the search can"
         findings.append(Finding(Severity.NOTE, "synthetic-evidence", graph.source, text))
-    validation, written = None, None
+    validation = None
     if outcome is not None and outcome.result is not None:
         validation = summarize_validation(outcome.result)
         findings += find_in_validation(outcome.result)
-    if outcome is not None and outcome.files:
-        first, *external = outcome.files
-        nbytes = sum(file.stat().st_size for file in outcome.files)
-        written = OutputFile(str(first), nbytes, tuple(map(str, external)))
-    synthetic = study.feeds.origin == "synthetic"
-    proto = study.loaded.proto
     return TuneReport(
         tool_version=fp16conv.__version__,
         options=dict(plan.options),
-        model=describe_model(
-            graph,
-            ir_version=proto.ir_version,
-            producer=f"{proto.producer_name} {proto.producer_version}".strip(),
-            macs=sum(study.costs.macs.values()) or None,
-        ),
+        model=describe_study(study),
         decisions=summarize_decisions(plan, study.costs.macs),
         size=read_size(plan),
         prediction=read_prediction(plan, study.costs.device),
-        evidence=Evidence(
-            synthetic,
-            len(study.feeds),
-            options.data,
-            options.seed if synthetic else None,
-            study.feeds.describe(),
-        ),
-        output=written,
+        evidence=evidence,
+        output=None if outcome is None else outcome.output,
         checks=outcome.checks if outcome is not None else (),
         validation=validation,
         tolerance=tolerance,
@@ -195,15 +187,6 @@ def _report(
         roundings=list_roundings(graph, result),
         findings=tuple(findings),
     )
-
-
-def load_model(model: str | os.PathLike[str] | LoadedModel) -> LoadedModel:
-    """Read an .onnx file and check that nothing in it would be lost."""
-    if isinstance(model, LoadedModel):
-        return model
-    loaded = load_onnx(model)
-    refuse_losses(loaded.proto, str(model))
-    return loaded
 
 
 def default_cache() -> Path:
