@@ -189,10 +189,11 @@ def test_runs_stay_within_the_bound_and_a_small_budget_still_answers(runtime: Ru
 
 def test_a_search_goes_on_where_it_was_interrupted(tmp_path: Path, runtime: Runtime) -> None:
     setting = setup(network(5, 7), runtime)
-    setting.search(0.001, Journal(tmp_path, ["a"]), runs=9)
+    first = setting.search(0.001, Journal(tmp_path, ["a"]), runs=9)
     again = setting.search(0.001, Journal(tmp_path, ["a"]))
     fresh = setting.search(0.001, Journal(tmp_path, ["b"]))
-    assert again.reused >= 8
+    # What the short search knew of sensitivities led it to a plan or two of its own.
+    assert 0 < first.runs - 2 <= again.reused <= first.runs
     assert fresh.reused == 0
     assert again.best is not None
     assert fresh.best is not None
