@@ -79,7 +79,7 @@ def judge(
     matcher = Matcher(graph, evidence, chosen, runtime)
     folded: dict[int, Reason] = {}
     ties: tuple[Group, ...] = ()
-    if FOLD in repairs and chosen.evidence:
+    if FOLD in repairs:
         numbers = tuple(r for r in book.rules if r.builtin and r.kind is RuleKind.EVIDENCE)
         folded, ties = find_folds(graph, facts, lambda tv: matcher.find(numbers, tv))
     bench = _Bench(

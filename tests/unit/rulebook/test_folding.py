@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 import fp16conv
 from fp16conv.conversion.onnx import convert
-from fp16conv.errors import PlanError, UsageError
+from fp16conv.errors import ConversionError, PlanError, UsageError
 from fp16conv.execution.emulator import emulate_model, emulate_plan
 from fp16conv.execution.runtime import Runtime
 from fp16conv.execution.switches import SWITCHES, emulate_switched
@@ -154,6 +154,15 @@ def test_plan_with_folds_survives_its_file_and_checks_them(tmp_path: Path) -> No
 def test_unknown_repair_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown repair 'fold'"):
         fp16conv.plan(_write(tmp_path), repairs="fold")
+
+
+def test_profile_half_is_saved_by_folding(tmp_path: Path) -> None:
+    """Its variance would be infinite, and the norm's output its bias whatever the input."""
+    source = _write(tmp_path)
+    words = {"input_ranges": RANGES, "profile": "half", "provider": "emulated", "repair": False}
+    assert fp16conv.convert(source, tmp_path / "f.onnx", repairs=FOLD, **words).ok
+    with pytest.raises(ConversionError, match="became infinite"):
+        fp16conv.convert(source, tmp_path / "h.onnx", **words)
 
 
 def test_masks_saturate_in_profile_half_if_asked(tmp_path: Path) -> None:
