@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from fp16conv.collector import collection_paused
 from fp16conv.conversion.loss_guard import refuse_losses
 from fp16conv.errors import DataError, ValidationError
 from fp16conv.evidence.bounds import prove_bounds
@@ -230,6 +231,7 @@ class StudyBase(ABC):
             repairs=options.repairs,
         )
 
+    @collection_paused()
     def plan(self, pinned: Mapping[int, Reason] | None = None) -> PrecisionPlan:
         """The cheapest plan the verdicts permit.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from fp16conv.collector import collection_paused
 from fp16conv.conversion.assignment import assign
 from fp16conv.conversion.passes.annotate_nodes import AnnotateNodesPass
 from fp16conv.conversion.passes.convert_constants import ConvertConstantsPass
@@ -21,6 +22,7 @@ from fp16conv.planning.plan import PrecisionPlan
 __all__ = ["convert"]
 
 
+@collection_paused()
 def convert(loaded: LoadedModel, plan: PrecisionPlan) -> ir.Model:
     """Return a mixed-precision copy of the model; `loaded` stays as it is.
 

@@ -13,6 +13,7 @@ from typing import BinaryIO, Protocol
 import onnx
 import onnx_ir as ir
 
+from fp16conv.collector import collection_paused
 from fp16conv.conversion.loss_guard import carry_over
 from fp16conv.conversion.passes.convert_sparse import sparse_halves
 from fp16conv.conversion.tensors import is_external
@@ -80,6 +81,7 @@ def save(
         shutil.rmtree(staging, ignore_errors=True)
 
 
+@collection_paused()
 def serialize(model: ir.Model, loaded: LoadedModel) -> onnx.ModelProto:
     """The converted model as protobuf with all weights inline, what onnx_ir cannot hold carried over."""
     proto = ir.serde.serialize_model(model)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx import TypeProto
 
+from fp16conv.collector import collection_paused
 from fp16conv.errors import ModelError
 from fp16conv.files import read_regular
 from fp16conv.frontends.boundaries import add_boundary_typevars
@@ -103,6 +104,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
     return proto
 
 
+@collection_paused()
 def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     """Build both forms from a parsed model; `path` names it and roots its external data."""
     try:

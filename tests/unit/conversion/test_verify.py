@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from fp16conv.conversion.onnx import convert
 from fp16conv.conversion.save import serialize
-from fp16conv.conversion.verify import require_valid, verify
+from fp16conv.conversion.verify import _infer, _read_graph, _read_plain, require_valid, verify
 from fp16conv.errors import ConversionError
 from fp16conv.frontends.onnx import load_onnx
 from tests.roundtrip.plans import all_fp16
@@ -118,3 +118,30 @@ def test_an_infinity_that_was_there_before_is_no_overflow(tmp_path: Path) -> Non
     plan = all_fp16(again.graph)
     onnx.save(serialize(convert(again, plan), again), tmp_path / "out.onnx")
     assert not verify(tmp_path / "out.onnx", again, plan)
+
+
+def test_the_short_reading_sees_what_the_front_end_sees(tmp_path: Path) -> None:
+    """Operators, types and FP16 constants read off the protobuf are those of the full import."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[2, 2] x) => (float[2, 2] y) <float[2] w = {1, 2}> {
+       t = Mul(x, w)
+       c = Constant <value = float16[1] {3}> ()
+       d = Cast <to = 1> (c)
+       u = Max(t, d)
+       y = Softmax(u)
+    }"""
+    loaded = load_text(tmp_path, text)
+    proto = serialize(convert(loaded, all_fp16(loaded.graph)), loaded)
+    path = tmp_path / "mixed.onnx"
+    onnx.save(proto, path)
+    inferred, error = _infer(proto)
+    assert inferred is not None, error
+    short = _read_plain(proto, inferred, tmp_path)
+    assert short is not None
+    calls, halves = _read_graph(load_onnx(path).graph)
+    assert [(c.label, c.key, *map(tuple, (c.inputs, c.outputs))) for c in short[0]] == [
+        (c.label, c.key, *map(tuple, (c.inputs, c.outputs))) for c in calls
+    ]
+    assert {n: t.numpy().tolist() for n, t in short[1].items()} == {
+        n: np.asarray(t.numpy()).tolist() for n, t in halves.items()
+    }
