@@ -1,6 +1,7 @@
 # make demo   convert a bundled model, validate it, show its accuracy before and after
 # make test   everything that CI checks
-# Both make their own environment in .venv and reuse it while pyproject.toml and constraints.txt do not change.
+# make docs   build the documentation into site/, strictly
+# All make their own environment in .venv and reuse it while pyproject.toml and constraints.txt do not change.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
@@ -12,10 +13,10 @@ DEMO := build/demo
 SAMPLE := samples/digits_transformer.onnx
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint types imports unit models table clean help
+.PHONY: demo test docs lint types imports unit models table clean help
 
 help:
-	@sed -n '1,3s/^# //p' Makefile
+	@sed -n '1,4s/^# //p' Makefile
 
 $(VENV)/.base: pyproject.toml constraints.txt hatch_build.py
 	@test -n "$(PYTHON)" || { echo "fp16conv needs Python 3.11 or newer: make PYTHON=/path/to/python" >&2; exit 2; }
@@ -53,6 +54,13 @@ unit: $(VENV)/.test
 
 models: $(VENV)/.test
 	$(BIN)/python -m pytest -m models tests/models
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
 
 # The table of real models in benchmarks/README.md.
 table: $(VENV)/.test

@@ -14,9 +14,15 @@ from fp16conv.reporting.units import format_bytes, format_seconds
 
 __all__ = ["Finding", "Row", "Status", "make_row", "must_fail"]
 
-UNREADABLE = 3  # exit code of fp16conv for a model that cannot be read or is not supported
-_NO_MEMORY = ("MemoryError", "bad_alloc", "Cannot allocate memory", "failed to map segment")
-_REFUSED = (2, 4, 5)  # exit codes of errors that fp16conv explains
+REFUSED = 2  # exit code for flags, rules or data that do not fit the model
+UNREADABLE = 3  # exit code for a model that cannot be read or is not supported
+_NO_MEMORY = (
+    "MemoryError",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "not enough memory",
+)
 
 
 class Status(StrEnum):
@@ -147,7 +153,7 @@ def _judge_failure(job: Job, outcome: Outcome) -> tuple[Status, str]:
         return Status.CRASHED, f"out of memory{limited}"
     if code == UNREADABLE:
         return Status.UNREADABLE, last
-    if code in _REFUSED:
+    if code == REFUSED:
         return Status.ERROR, last
     if code < 0:
         try:
