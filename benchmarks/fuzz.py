@@ -125,16 +125,16 @@ class _Worker:
         if not ready:
             process.kill()
         code = process.wait()
-        self._process = None
+        self.close()
         problem = f"died with code {code}" if ready else f"hangs for more than {LIMIT:.0f} s"
         return Result(index, verb, None, problem, "", seconds)
 
     def close(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(BrokenPipeError), process:  # leaving closes the pipes and waits
+                assert process.stdin is not None
+                process.stdin.close()
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:

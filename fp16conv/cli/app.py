@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -22,6 +23,7 @@ __all__ = ["VERBS", "main", "program", "run"]
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+MACHINE_FAILED = 4
 PIPE_CLOSED = 141
 
 VERBS = {
@@ -61,7 +63,7 @@ Known limitations:
   - Quantized operators and unknown domains stay as they are.
 
 Exit codes: 0 fine, 1 findings or tolerance missed, 2 usage, rules or plan error, 3 model unreadable or
-unsupported, 4 conversion failed (no file left), 5 validation could not run, 70 bug in fp16conv,
+unsupported, 4 conversion or machine failed (no file left), 5 validation could not run, 70 bug in fp16conv,
 130 interrupted.
 """
 
@@ -124,6 +126,14 @@ def run(args: Sequence[str], environment: Environment | None = None) -> int:
         # Nobody reads any more; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except MemoryError:
+        print_error("there is not enough memory; no file was left behind")
+        _trace(env)
+        return MACHINE_FAILED
+    except OSError as error:
+        print_error(f"{error.filename or 'the system'}: {error.strerror or error}; no file was left behind")
+        _trace(env)
+        return MACHINE_FAILED
     except Exception as error:
         print_error(
             f"{type(error).__name__}: {error}. This is a bug in fp16conv: please report it with this line, "
@@ -149,6 +159,7 @@ def _trace(env: Environment) -> None:
 
 def main() -> NoReturn:
     """Run the process's command line and exit."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what stops jobs: clean up as after Ctrl-C
     if sys.stdout is None:  # started with stdout closed (>&-): the exit code is the answer
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:

@@ -20,7 +20,7 @@ from fp16conv.conversion.tensors import is_external
 from fp16conv.conversion.workspace import iterate_graphs
 from fp16conv.errors import ConversionError, UsageError
 from fp16conv.files import make_temporary
-from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.frontends.onnx import LoadedModel, external_files
 
 __all__ = ["check_target", "save", "serialize"]
 
@@ -71,11 +71,13 @@ def save(
         try:
             _write(model, staged, data, loaded)
         except OSError as e:
-            raise ConversionError("could not be written", where=str(target), why=e.strerror or str(e)) from e
+            why = e.strerror or f"{e}: the disk is full or a limit is reached"  # numpy only counts
+            raise ConversionError("could not be written", where=str(target), why=why) from e
         if data.exists():
             _check_data_target(target, folder / data.name, loaded)
         if check is not None:
             check(staged)
+        loaded.require_unchanged()
         return _commit([staged, data] if data.exists() else [staged], folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -106,7 +108,7 @@ def check_target(target: Path, loaded: LoadedModel) -> None:
         raise UsageError(
             "output and input are the same file", where=str(target), hint="the input is never overwritten"
         )
-    for source in _data_files(loaded.proto, loaded.path):
+    for source in external_files(loaded.proto, loaded.path):
         if _is_same(target, source):
             raise UsageError("is the input's weight file", where=str(target), hint="choose another name")
 
@@ -115,13 +117,13 @@ def _check_data_target(target: Path, data: Path, loaded: LoadedModel) -> None:
     """A weight file may only be replaced together with the model it belongs to."""
     if not os.path.lexists(data):
         return
-    hint = "choose another output name or folder"
-    if any(_is_same(data, source) for source in _data_files(loaded.proto, loaded.path)):
+    hint = "choose another output name or folder, or remove the file if no model uses it"
+    if any(_is_same(data, source) for source in external_files(loaded.proto, loaded.path)):
         raise UsageError("is the input's weight file", where=str(data), hint=hint)
     owner = onnx.ModelProto()
     with contextlib.suppress(OSError, ValueError, onnx.checker.ValidationError):
         owner = onnx.load(target, load_external_data=False)
-    if not any(_is_same(data, file) for file in _data_files(owner, target)):
+    if not any(_is_same(data, file) for file in external_files(owner, target)):
         raise UsageError("exists and belongs to another model", where=str(data), hint=hint)
 
 
@@ -133,27 +135,25 @@ def _is_same(first: Path, second: Path) -> bool:
         return first.resolve() == second.resolve()
 
 
-def _data_files(proto: onnx.ModelProto, path: Path) -> set[Path]:
-    folder = path.resolve().parent
-    return {
-        folder / entry.value
-        for tensor in onnx.external_data_helper._get_all_tensors(proto)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-
-
 def _commit(staged: list[Path], folder: Path) -> tuple[Path, ...]:
-    """Rename the weights first, so that the model never names weights that are not there."""
+    """Rename the files into place, so that at no moment a model lies there with weights that are not its own.
+
+    A model that is replaced together with its weights steps aside first: whoever is killed in between leaves
+    no model, not a wrong one.
+    """
     final = [folder / file.name for file in staged]
     created = [file for file in final if not os.path.lexists(file)]
+    previous = staged[0].parent / "previous"
     try:
+        if len(final) > 1 and final[0] not in created:
+            os.replace(final[0], previous)
         for source, destination in reversed(list(zip(staged, final, strict=True))):
             os.replace(source, destination)
     except OSError as e:
         for file in created:
             file.unlink(missing_ok=True)
+        if previous.exists() and not final[0].exists() and final[1].exists():
+            os.replace(previous, final[0])
         raise ConversionError("could not be written", where=str(final[0]), why=e.strerror or str(e)) from e
     return tuple(final)
 

@@ -241,12 +241,15 @@ class _Interpreter:
                 found_bounds = TRANSFERS[op.key](call)
             except _MALFORMED:  # shapes or attributes that fit no run: nothing is proven of it
                 found_bounds = []
+            if isinstance(found_bounds, Bounds) and not found_bounds.is_well_formed:
+                found_bounds = []  # broadcasting made a table of what shapes that fit make a row
             for value in op.inputs:
                 self.graph.release(value)
             results = [found_bounds] if isinstance(found_bounds, Bounds) else found_bounds
-            if op.domain == "" and op.op_type in _COPIES and call.roots[0] is not None:
-                assert op.outputs[0] is not None
-                self.roots[op.outputs[0]] = call.roots[0]
+            if op.domain == "" and op.op_type in _COPIES:
+                root, copy = call.roots[0], op.outputs[0]
+                if root is not None and copy is not None:
+                    self.roots[copy] = root
         for slot, value in enumerate(op.outputs):
             if value is not None:
                 result = results[slot] if slot < len(results) else None

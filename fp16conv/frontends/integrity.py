@@ -68,9 +68,10 @@ def check_integrity(proto: onnx.ModelProto, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a schema says of an operator's form."""
+    """What a schema says of an operator's form; `needed` names inputs, "" where one may be left out."""
 
     inputs: tuple[int, int]
+    needed: tuple[str, ...]
     outputs: tuple[int, int]
     required: tuple[str, ...]
     attributes: Mapping[str, int]
@@ -82,8 +83,10 @@ def _form_of(op_type: str, opset: int) -> _Shape | None:
         s = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         return None
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     return _Shape(
         (s.min_input, s.max_input),
+        tuple("" if p.option == optional else p.name for p in s.inputs[: s.min_input]),
         (s.min_output, s.max_output),
         tuple(sorted(name for name, a in s.attributes.items() if a.required)),
         {name: int(a.type.value) for name, a in s.attributes.items()},  # type: ignore[attr-defined]
@@ -208,6 +211,9 @@ class _Checker:
             if not least <= count <= most:
                 wanted = f"at least {least}" if count < least else f"at most {most}"
                 self._fail(f"has {count} {side}s, the operator takes {wanted}", _label(node))
+        for name, formal in zip(node.input, form.needed, strict=False):
+            if formal and not name:
+                self._fail(f"lacks its input '{formal}'", _label(node))
         given: set[str] = set()
         for attr in node.attribute:
             if attr.name in given:

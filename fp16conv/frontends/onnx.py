@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,9 @@ from fp16conv.graph import (
     ValueKind,
 )
 
-__all__ = ["LoadedModel", "load_onnx", "read_proto"]
+__all__ = ["LoadedModel", "external_files", "load_onnx", "read_proto"]
+
+Stamp = tuple[int, ...]
 
 MAX_FILE = 2**31  # bytes; protobuf reads no more, larger models have external data
 
@@ -51,6 +53,7 @@ class LoadedModel:
         graph: the neutral graph.
         nodes: onnx_ir node by op id.
         values: onnx_ir value by value id.
+        stamps: what the external data files looked like when they were opened.
     """
 
     path: Path
@@ -59,6 +62,22 @@ class LoadedModel:
     graph: ModelGraph
     nodes: tuple[ir.Node, ...]
     values: tuple[ir.Value, ...]
+    stamps: Mapping[Path, Stamp] = field(default_factory=dict)
+
+    def require_unchanged(self) -> None:
+        """Raise if external data, which is read late, is no longer what it was when the model was loaded.
+
+        Raises:
+            ModelError: a file was deleted, replaced or written to.
+        """
+        for file, stamp in self.stamps.items():
+            if _stamp(file) != stamp:
+                raise ModelError(
+                    "changed while it was read",
+                    where=str(file),
+                    why="what was read of it may be a mixture",
+                    hint="wait until it is written, then run again",
+                )
 
 
 def load_onnx(path: str | os.PathLike[str]) -> LoadedModel:
@@ -76,7 +95,28 @@ def load_onnx(path: str | os.PathLike[str]) -> LoadedModel:
     """
     path = Path(path)
     proto = read_proto(path)
-    return from_proto(proto, path)
+    stamps = {file: _stamp(file) for file in external_files(proto, path)}
+    return replace(from_proto(proto, path), stamps=stamps)
+
+
+def external_files(proto: onnx.ModelProto, path: Path) -> set[Path]:
+    """The files that hold a model's external data."""
+    folder = path.resolve().parent
+    return {
+        folder / entry.value
+        for tensor in onnx.external_data_helper._get_all_tensors(proto)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def _stamp(file: Path) -> Stamp:
+    try:
+        status = file.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_proto(path: Path) -> onnx.ModelProto:

@@ -141,6 +141,11 @@ class Bounds:
     ceilings: tuple[int, ...] = ()
 
     @property
+    def is_well_formed(self) -> bool:
+        """Whether lo and hi have the shape that `axis` says."""
+        return self.lo.shape == self.hi.shape and self.lo.ndim == (1 if self.axis else 0)
+
+    @property
     def low(self) -> float:
         return float(self.lo.min()) if self.axis else float(self.lo)
 

@@ -122,6 +122,10 @@ def one_input(model: onnx.ModelProto) -> None:
     del model.graph.node[0].input[1]
 
 
+def empty_input(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[0] = ""
+
+
 def three_inputs(model: onnx.ModelProto) -> None:
     model.graph.node[0].input.append("x")
 
@@ -173,6 +177,7 @@ def untyped_attribute(model: onnx.ModelProto) -> None:
         (empty_branch, "attribute 'else_branch' is empty"),
         (two_outputs, "its then_branch has 0 inputs and 2 outputs, it should have 0 and 1"),
         (one_input, "operator 'mul' (Mul): has 1 inputs, the operator takes at least 2"),
+        (empty_input, "operator 'mul' (Mul): lacks its input 'A'"),
         (three_inputs, "operator 'mul' (Mul): has 3 inputs, the operator takes at most 2"),
         (no_attribute, "operator 'add' (Concat): lacks the attribute 'axis'"),
         (wrong_attribute, "attribute 'axis' is STRING, the operator takes INT"),

@@ -1,0 +1,316 @@
+"""Faults at every stage: the input stays, no partial output gets its name, what is left is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import fp16conv
+from fp16conv.cli import run
+from fp16conv.conversion import save as save_module
+from fp16conv.errors import ConversionError, ModelError
+from fp16conv.files import make_temporary, sweep
+
+STAGES = ("loading", "observing ranges", "planning", "converting", "verifying", "comparing with FP32")
+UNVALIDATED = ("loading", "planning", "converting", "verifying")
+FULL = r"No space left on device|written: the disk is full"
+SIZE = 256  # the weight has 256 KiB
+
+
+class Place:
+    """A folder with a model whose weight is external, and one for outputs."""
+
+    def __init__(self, folder: Path, *, external: bool = True) -> None:
+        self.input, self.output = folder / "in" / "m.onnx", folder / "out" / "half.onnx"
+        self.temporary = folder / "tmp"
+        for path in (self.input.parent, self.output.parent, self.temporary):
+            path.mkdir()
+        weight = np.random.default_rng(0).normal(size=(SIZE, SIZE)).astype(np.float32)
+        infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, SIZE]) for n in "xy"]
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+        graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], [numpy_helper.from_array(weight, "w")])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, self.input, save_as_external_data=external, location="w.bin", size_threshold=0)
+        self.weights = self.input.parent / "w.bin"
+        self.before = self.digest()
+
+    def digest(self) -> dict[str, str]:
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in self.input.parent.iterdir()}
+
+    def left(self) -> list[str]:
+        """What lies in the folder of outputs and among the temporary files."""
+        names = [p.name for f in (self.output.parent, self.temporary) for p in f.iterdir()]
+        return sorted(name for name in names if name != ".ses")  # a mark of ONNX Runtime's own
+
+    def convert(self, **words: object) -> object:
+        return fp16conv.convert(self.input, self.output, **words)  # type: ignore[arg-type]
+
+    def check_complete(self) -> None:
+        """The output is whole: it loads with its weights, and it is FP16."""
+        weight = onnx.load(self.output).graph.initializer[0]
+        assert weight.data_type == TensorProto.FLOAT16
+        assert numpy_helper.to_array(weight).shape == (SIZE, SIZE)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    made = Place(tmp_path)
+    monkeypatch.setenv("TMPDIR", os.fspath(made.temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return made
+
+
+def at(stage: str, action: Callable[[], None]) -> Callable[..., None]:
+    """Progress that does something when a stage begins."""
+
+    def progress(step: str, done: int = 0, total: int | None = None) -> None:
+        if step == stage:
+            action()
+
+    return progress
+
+
+def throw(error: BaseException) -> Callable[[], None]:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+# ---- an exception anywhere ----
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_interrupted_at_every_stage(place: Place, stage: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        place.convert(progress=at(stage, throw(KeyboardInterrupt())))
+    assert place.left() == []
+    assert place.digest() == place.before
+
+
+@pytest.mark.parametrize("stage", UNVALIDATED)
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), MemoryError()], ids=["io", "memory"])
+def test_a_failing_machine_is_no_bug_of_ours(
+    place: Place,
+    stage: str,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        "fp16conv.cli.terminal.TerminalProgress.__call__", lambda self, *a: at(stage, throw(error))(*a)
+    )
+    code = run(["convert", str(place.input), "-o", str(place.output), "--no-validate"])
+    err = capsys.readouterr().err
+    assert (code, err.count("error:")) == (4, 1)
+    assert "no file was left behind" in err
+    assert place.left() == []
+    assert place.digest() == place.before
+
+
+# ---- signals ----
+
+
+def _signal_at(place: Place, stage: str, number: signal.Signals) -> subprocess.CompletedProcess[str]:
+    """Run the program and send it a signal when it says that a stage begins."""
+    command = [sys.executable, "-m", "fp16conv", "convert", place.input, "-o", place.output, "--verbose"]
+    seen = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            seen.append(line)
+            if line.startswith(f"fp16conv: {stage}"):
+                process.send_signal(number)
+                break
+        seen.append(process.stderr.read())
+    return subprocess.CompletedProcess([], process.returncode, "", "".join(seen))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_at_every_stage(place: Place, stage: str) -> None:
+    done = _signal_at(place, stage, signal.SIGKILL)
+    assert place.digest() == place.before
+    if done.returncode == 0:  # it was quicker than the signal
+        place.check_complete()
+        return
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not [name for name in place.left() if not name.lstrip(".").startswith("fp16conv-")]
+    place.convert(validate=False)
+    place.check_complete()
+    sweep(place.temporary)  # as a run does that needs a temporary folder there
+    assert place.left() == ["half.data", "half.onnx"]
+
+
+@pytest.mark.parametrize("stage", ["observing ranges", "verifying"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_from_outside(place: Place, stage: str, number: signal.Signals) -> None:
+    done = _signal_at(place, stage, number)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.count("error: interrupted; no file was left behind") == 1
+    assert place.left() == []
+    assert place.digest() == place.before
+
+
+# ---- what killed runs leave ----
+
+
+def test_only_our_own_dead_folders_are_removed(tmp_path: Path) -> None:
+    alive = make_temporary(tmp_path)
+    code = "from fp16conv.files import make_temporary; import sys; print(make_temporary(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    dead = Path(done.stdout.strip())
+    (dead / "half.onnx").write_bytes(b"part")
+    prefix, host, pid, started, rest = dead.name.split("-")
+    elsewhere = tmp_path / "-".join((prefix, "otherhost", pid, started, rest))
+    reused = tmp_path / "-".join((prefix, host, str(os.getpid()), "1", rest))
+    others = [tmp_path / name for name in (".fp16conv-mine", "fp16conv-data", ".fp16conv-a-b-c-d")]
+    for folder in (elsewhere, reused, *others):
+        folder.mkdir()
+    link = tmp_path / dead.name.replace(rest, "link")
+    link.symlink_to(others[0])
+    sweep(tmp_path)
+    assert not dead.exists()
+    assert not reused.exists()  # the number of the process was given to another one
+    assert all(folder.exists() for folder in (alive, elsewhere, link, *others))
+
+
+# ---- disks ----
+
+
+@contextlib.contextmanager
+def _mounted(folder: Path, options: str) -> Iterator[None]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no small disk can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("external", [True, False], ids=["external", "inline"])
+def test_a_full_disk(tmp_path: Path, external: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    place = Place(tmp_path, external=external)
+    with _mounted(place.output.parent, "size=64k"):
+        code = run(["convert", str(place.input), "-o", str(place.output), "--no-validate"])
+        assert (code, place.left()) == (4, [])
+        assert re.search(FULL, capsys.readouterr().err)
+        assert place.digest() == place.before
+
+
+def test_a_full_disk_keeps_the_previous_output(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with _mounted(place.output.parent, "size=200k"):
+        place.convert(validate=False)
+        before = {p.name: p.read_bytes() for p in place.output.parent.iterdir()}
+        with pytest.raises(ConversionError, match=FULL):
+            place.convert(validate=False)
+        assert {p.name: p.read_bytes() for p in place.output.parent.iterdir()} == before
+
+
+def test_a_full_disk_for_temporary_files(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    with _mounted(place.temporary, "size=16k"):
+        code = run(["convert", str(place.input), "-o", str(place.output)])
+        assert (code, place.left()) in [(4, []), (5, [])]
+        assert "error:" in capsys.readouterr().err
+
+
+def test_a_limit_on_the_size_of_files(place: Place) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
+    try:
+        with pytest.raises(ConversionError, match=r"too large|written: the disk is full"):
+            place.convert(validate=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert place.left() == []
+
+
+def test_a_read_only_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = Place(tmp_path)
+    if os.geteuid() != 0:
+        place.output.parent.chmod(0o555)
+    with _mounted(place.output.parent, "ro,size=1m") if os.geteuid() == 0 else contextlib.nullcontext():
+        code = run(["convert", str(place.input), "-o", str(place.output), "--no-validate"])
+        assert (code, place.left()) == (2, [])
+    assert "cannot be written" in capsys.readouterr().err
+    place.output.parent.chmod(0o755)
+
+
+# ---- the input goes away ----
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(bytes(path.stat().st_size))
+    os.replace(other, path)
+
+
+def _touch(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"\1\2\3\4")
+    os.utime(path, ns=(1, 1))  # however coarse the clock of the disk is
+
+
+@pytest.mark.parametrize("change", [Path.unlink, _replace, _touch], ids=["deleted", "replaced", "written"])
+@pytest.mark.parametrize("stage", ["planning", "converting", "verifying"])
+def test_weights_that_change_meanwhile(place: Place, stage: str, change: Callable[[Path], None]) -> None:
+    with pytest.raises((ModelError, ConversionError, FileNotFoundError)):
+        place.convert(validate=False, progress=at(stage, lambda: change(place.weights)))
+    assert place.left() == []
+
+
+@pytest.mark.parametrize("stage", UNVALIDATED[1:])
+def test_a_model_file_that_vanishes_was_read_already(place: Place, stage: str) -> None:
+    place.convert(validate=False, progress=at(stage, place.input.unlink))
+    place.check_complete()
+
+
+# ---- the output's name ----
+
+
+def test_killed_between_two_renames_leaves_no_wrong_pair(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model of a pair must never lie beside weights of another run."""
+    place.convert(validate=False)
+    replace, steps = os.replace, []
+
+    for cut in range(4):
+
+        def dying(source: object, target: object, cut: int = cut) -> None:
+            if len(steps) == cut:
+                raise KeyboardInterrupt
+            steps.append(target)
+            replace(source, target)  # type: ignore[arg-type]
+
+        steps.clear()
+        monkeypatch.setattr(save_module.os, "replace", dying)
+        with contextlib.suppress(KeyboardInterrupt):
+            place.convert(validate=False)
+        monkeypatch.setattr(save_module.os, "replace", replace)
+        if not place.output.exists():
+            place.output.with_suffix(".data").unlink()  # nobody's: the next run asks for it to be removed
+        else:
+            onnx.checker.check_model(place.output)
+            weight = onnx.load(place.output).graph.initializer[0]
+            assert np.isfinite(numpy_helper.to_array(weight)).all()
+            assert np.abs(numpy_helper.to_array(weight)).max() < 10
