@@ -27,6 +27,7 @@ MAX_NESTING = 64  # subgraphs inside subgraphs; what walks them later is recursi
 MAX_CALLS = 64  # functions that call functions
 MAX_EXPANDED = 10**6  # operators after all functions are inlined
 MAX_ELEMENTS = 2**62  # of one tensor: beyond, products of sizes overflow in the libraries
+MAX_LIST = 2**22  # integers in a list (rank 1): onnx's inference follows each as if it were a size in a shape
 
 _Attr = onnx.AttributeProto
 _FIELDS: Mapping[int, str] = {
@@ -135,6 +136,8 @@ class _Checker:
         names = set(inputs)
         if len(names) < len(inputs):
             self._fail("two inputs have one name", where)
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            self._check_declared(info)
         for tensor in graph.initializer:
             self._check_tensor(tensor)
             names.add(tensor.name)
@@ -163,6 +166,17 @@ class _Checker:
                     inner = self._open(body, _label(node))
                     self._check_outputs(_label(node), (o.name for o in body.output), inner)
                     waiting.append((body.node, (inner, *scopes)))
+
+    def _check_declared(self, info: onnx.ValueInfoProto) -> None:
+        """Inference takes any list of integers for a shape, and memory for each of its numbers."""
+        type_ = info.type.tensor_type
+        dims = type_.shape.dim
+        if len(dims) == 1 and dims[0].dim_value > MAX_LIST and type_.elem_type in (_T.INT64, _T.INT32):
+            self._fail(
+                f"is a list of {dims[0].dim_value} integers, more than {MAX_LIST}",
+                f"value '{info.name[:200]}'",
+                hint="leave the dimension open, or give it a second one",
+            )
 
     def _check_outputs(self, where: str, outputs: Iterable[str], names: set[str]) -> None:
         for name in outputs:

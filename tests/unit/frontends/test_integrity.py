@@ -54,6 +54,10 @@ def strange_opset(model: onnx.ModelProto) -> None:
     model.opset_import[0].version = 2**62
 
 
+def long_list(model: onnx.ModelProto) -> None:
+    model.graph.input.append(helper.make_tensor_value_info("n", TensorProto.INT64, [2**40]))
+
+
 def no_type(model: onnx.ModelProto) -> None:
     weight(model).data_type = 0
 
@@ -156,6 +160,7 @@ def untyped_attribute(model: onnx.ModelProto) -> None:
     ("edit", "message"),
     [
         (strange_opset, f"imports version {2**62} of ''"),
+        (long_list, f"value 'n': is a list of {2**40} integers"),
         (no_type, "tensor 'w': has the unknown data type 0"),
         (strange_type, "tensor 'w': has the unknown data type 99"),
         (negative, "tensor 'w': has the shape [-4]"),
