@@ -78,39 +78,50 @@ def audit_models(
         )
     rules = load_book(*map(Path, settings.rules)).digest
     report = progress or (lambda step, done, total: None)
-    try:
-        cache = None if settings.cache is None else Cache(settings.cache)
-        audited: dict[int, Audited] = {}
-        waiting: list[tuple[int, Job, str]] = []
-        for index, path in enumerate(models):
-            report("reading models", index, len(models))
-            job = Job(
-                os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)),
-                settings.arguments,
-                settings.timeout,
-                settings.memory_limit,
-                settings.html,
-            )
-            key, why = _digest(job, rules)
-            if key is None:
-                audited[index] = Audited(Row(path, Status.UNREADABLE, why))
-                continue
-            kept = cache.find(key) if cache is not None else None
-            if kept is None:
-                waiting.append((index, job, key))
-            else:
-                audited[index] = Audited(make_row(path, job, kept, digest=key, cached=True), kept.html)
+    cache = None if settings.cache is None else _open_cache(settings.cache)
+    audited: dict[int, Audited] = {}
+    waiting: list[tuple[int, Job, str]] = []
+    for index, path in enumerate(models):
+        report("reading models", index, len(models))
+        job = Job(
+            os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)),
+            settings.arguments,
+            settings.timeout,
+            settings.memory_limit,
+            settings.html,
+        )
+        key, why = _digest(job, rules)
+        if key is None:
+            audited[index] = Audited(Row(path, Status.UNREADABLE, why))
+            continue
+        kept = cache.find(key) if cache is not None else None
+        if kept is None:
+            waiting.append((index, job, key))
+        else:
+            audited[index] = Audited(make_row(path, job, kept, digest=key, cached=True), kept.html)
+    report("analyzing models", len(audited), len(models))
+    for number, outcome in _run([job for _, job, _ in waiting], settings):
+        index, job, key = waiting[number]
+        if cache is not None:
+            _keep(cache, key, outcome)
+        row = make_row(models[index], job, outcome, digest=key, cached=False)
+        audited[index] = Audited(row, outcome.html)
         report("analyzing models", len(audited), len(models))
-        for number, outcome in _run([job for _, job, _ in waiting], settings):
-            index, job, key = waiting[number]
-            if cache is not None:
-                cache.keep(key, outcome)
-            row = make_row(models[index], job, outcome, digest=key, cached=False)
-            audited[index] = Audited(row, outcome.html)
-            report("analyzing models", len(audited), len(models))
-    except OSError as error:
-        raise UsageError("the cache cannot be used", where=settings.cache or "", why=str(error)) from error
     return tuple(audited[index] for index in range(len(models)))
+
+
+def _open_cache(folder: str) -> Cache:
+    try:
+        return Cache(folder)
+    except OSError as error:
+        raise UsageError("the cache cannot be used", where=folder, why=str(error)) from error
+
+
+def _keep(cache: Cache, key: str, outcome: Outcome) -> None:
+    try:
+        cache.keep(key, outcome)
+    except OSError as error:
+        raise UsageError("the cache cannot be written", why=str(error)) from error
 
 
 def _digest(job: Job, rules: str) -> tuple[str | None, str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import threading
+from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
 
 from fp16conv.batch.jobs import Job, Outcome, run_job
 from fp16conv.errors import UsageError
@@ -43,6 +45,15 @@ def _run(job: Job, stop: threading.Event | None = None) -> Outcome:
         return Outcome(70, 0.0, message=f"no process could be started: {error}")
 
 
+def _collect(future: Any) -> Outcome:
+    """The outcome of a future; a worker that died, or a scheduler that went away, is a crash of the job."""
+    try:
+        outcome: Outcome = future.result()
+    except (Exception, CancelledError) as failure:
+        return Outcome(70, 0.0, message=f"{type(failure).__name__}: {failure}")
+    return outcome
+
+
 def run_dask(jobs: Sequence[Job], scheduler: str) -> Iterator[tuple[int, Outcome]]:
     """Hand jobs to a Dask cluster. Its workers must see the models under the same paths and have fp16conv.
 
@@ -71,8 +82,6 @@ def run_dask(jobs: Sequence[Job], scheduler: str) -> Iterator[tuple[int, Outcome
         futures = {client.submit(_run, job, pure=False): index for index, job in enumerate(jobs)}
         try:
             for future in distributed.as_completed(list(futures), loop=client.loop):
-                failure = future.exception()
-                outcome = future.result() if failure is None else Outcome(70, 0.0, message=repr(failure))
-                yield futures[future], outcome
+                yield futures[future], _collect(future)
         finally:
             client.cancel(list(futures))

@@ -53,7 +53,7 @@ fp16conv {version}.</p>
 <thead><tr><th scope="col">Status</th><th scope="col">Model</th>
 <th scope="col" class="number">MACs in FP16</th>
 <th scope="col" class="number">Casts</th><th scope="col" class="number">Weights</th>
-<th scope="col" class="number">Speed-up</th><th scope="col">Worst finding</th></tr></thead>
+<th scope="col" class="number">Speed-up</th></tr></thead>
 <tbody>
 {rows}
 </tbody>
@@ -110,6 +110,8 @@ def _line(row: Row, link: str | None) -> str:
     if link is not None:
         name = f'<a href="{escape(quote(link))}">{name}</a>'
     speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
+    if row.detail:
+        name += f"<p>{_text(row.detail)}</p>"
     numbers = [
         "-" if row.operators is None else format_share(row.macs_share),
         "-" if row.casts is None else str(row.casts),
@@ -119,7 +121,7 @@ def _line(row: Row, link: str | None) -> str:
     cells = "".join(f'<td class="number">{escape(number)}</td>' for number in numbers)
     return (
         f'<tr><td class="status {tone}">{mark} {row.status}</td><th scope="row" class="name">{name}</th>'
-        f"{cells}<td>{_text(row.detail)}</td></tr>"
+        f"{cells}</tr>"
     )
 
 
