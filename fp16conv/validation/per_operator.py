@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -38,7 +40,9 @@ class OperatorErrors:
 def read_precisions(reference: ModelGraph, candidate: ModelGraph) -> list[DataType]:
     """Read off a converted model which type variables of its original are FP16.
 
-    Operators are paired in file order, casts left out: converters add casts, and keep the order of the rest.
+    Operators are paired in file order, casts and constants left out: converters add these, and keep the order
+    of the rest. What this one writes in another way (Mul and Add for BatchNormalization, Max, Min for Clip)
+    is paired with its original.
 
     Args:
         reference: the FP32 model.
@@ -50,20 +54,15 @@ def read_precisions(reference: ModelGraph, candidate: ModelGraph) -> list[DataTy
     Raises:
         ValidationError: the operators of the two models do not correspond.
     """
-    mine, theirs = _computing(reference), _computing(candidate)
-    if [op.key for op in mine] != [op.key for op in theirs]:
-        raise ValidationError(
-            "the operators of the two models do not correspond, so no error can be put down to one of them",
-            where=candidate.source,
-            why=f"{len(mine)} and {len(theirs)} operators that are no casts, or in another order",
-            hint="compare with the model that was converted, not with an optimised copy",
-        )
     dtypes = [DataType.FLOAT] * len(reference.typevars)
-    for op, twin in zip(mine, theirs, strict=True):
+    for pair in _pairs(reference, candidate):
+        op, first, last = pair.original, pair.first, pair.last
         for variable in reference.typevars_of(op.id):
-            slots = [use.slot for use in variable.uses if use.op == op.id]
-            reads = [twin.inputs[slot] for slot in slots if slot < len(twin.inputs)]
-            makes = [twin.outputs[op.outputs.index(v)] for v in variable.defs if v in op.outputs]
+            slots = [use.slot for use in variable.uses if use.op == op.id and not pair.is_rewritten]
+            reads = [first.inputs[slot] for slot in slots if slot < len(first.inputs)]
+            makes = [last.outputs[op.outputs.index(v)] for v in variable.defs if v in op.outputs]
+            if pair.is_rewritten:  # only FP16 is, and all of it
+                makes = list(last.outputs)
             found = {candidate.values[v].dtype for v in (*reads, *makes) if v is not None}
             if DataType.FLOAT16 in found:
                 dtypes[variable.id] = DataType.FLOAT16
@@ -104,6 +103,7 @@ def rank_operators(
         feeds,
         runtime,
         saturated=_saturated(reference.graph, candidate.graph),
+        folded=_folded(reference.graph, candidate.graph),
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,
@@ -119,15 +119,75 @@ def rank_operators(
     return OperatorErrors(blames, errors, None if first is None else first.id)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """An operator and the one or two that a converter made of it."""
+
+    original: Op
+    first: Op
+    last: Op
+
+    @property
+    def is_rewritten(self) -> bool:
+        return self.original.key != self.last.key
+
+
+_REWRITTEN: Final = {
+    "BatchNormalization": (("Mul", "Add"),),
+    "Clip": (("Max", "Min"), ("Max",), ("Min",), ("Identity",)),
+}
+"""What the converter writes for an operator; the last one keeps its name."""
+
+
+def _pairs(reference: ModelGraph, candidate: ModelGraph) -> list[_Pair]:
+    mine, theirs = _computing(reference), _computing(candidate)
+    pairs: list[_Pair] = []
+    start = 0
+    for op in mine:
+        length = _length(op, theirs[start : start + 2])
+        if not length:
+            break
+        pairs.append(_Pair(op, theirs[start], theirs[start + length - 1]))
+        start += length
+    if len(pairs) < len(mine) or start < len(theirs):
+        raise ValidationError(
+            "the operators of the two models do not correspond, so no error can be put down to one of them",
+            where=candidate.source,
+            why=f"{len(mine)} and {len(theirs)} operators that are no casts, or in another order",
+            hint="compare with the model that was converted, not with an optimised copy",
+        )
+    return pairs
+
+
+def _length(op: Op, following: Sequence[Op]) -> int:
+    """How many of the operators that follow were made of this one; 0 where they were not."""
+    keys = tuple(other.key for other in following)
+    if keys[:1] == (op.key,):
+        return 1
+    for rewritten in _REWRITTEN.get(op.key, ()):
+        length = len(rewritten)
+        if keys[:length] == rewritten and following[length - 1].name == op.name:
+            return length
+    return 0
+
+
 def _computing(graph: ModelGraph) -> list[Op]:
-    return [op for op in graph.ops if op.key != "Cast"]
+    return [op for op in graph.ops if op.key not in ("Cast", "Constant")]
+
+
+def _folded(reference: ModelGraph, candidate: ModelGraph) -> tuple[int, ...]:
+    """BatchNormalizations that are a Mul and an Add in the candidate."""
+    pairs = _pairs(reference, candidate)
+    return tuple(p.original.id for p in pairs if p.is_rewritten and p.original.key == "BatchNormalization")
 
 
 def _saturated(reference: ModelGraph, candidate: ModelGraph) -> tuple[int, ...]:
     """Constants beyond FP16's range that are finite FP16 numbers in the candidate."""
     found: set[int] = set()
-    for op, twin in zip(_computing(reference), _computing(candidate), strict=True):
-        for before, after in zip(op.inputs, twin.inputs, strict=False):
+    for pair in _pairs(reference, candidate):
+        if pair.is_rewritten:
+            continue
+        for before, after in zip(pair.original.inputs, pair.first.inputs, strict=False):
             old, new = reference.array(before), candidate.array(after)
             if before is None or old is None or new is None or new.dtype != np.float16:
                 continue

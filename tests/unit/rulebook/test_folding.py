@@ -165,6 +165,17 @@ def test_profile_half_is_saved_by_folding(tmp_path: Path) -> None:
         fp16conv.convert(source, tmp_path / "h.onnx", **words)
 
 
+@pytest.mark.parametrize("opset", [12, 15])
+def test_per_operator_knows_the_folded_norm(tmp_path: Path, opset: int) -> None:
+    source, output = _write(tmp_path, opset=opset), tmp_path / "o.onnx"
+    fp16conv.convert(source, output, input_ranges=RANGES, repairs=FOLD, provider="emulated")
+    report = fp16conv.validate(source, output, input_ranges=RANGES, provider="emulated", per_op=True)
+    assert report.per_operator is not None
+    shares = {found.op: found.share for found in report.per_operator.operators}
+    assert 0.1 < shares["norm"] < 0.95  # about as its neighbours; an infinite variance would be all
+    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)
+
+
 def test_masks_saturate_in_profile_half_if_asked(tmp_path: Path) -> None:
     text = """<ir_version: 8, opset_import: ["" : 13]>
     g (float[4] x) => (float[4] y) <float lo = {{-3.4e38}}> {{ y = Clip(x, lo) }}"""
