@@ -42,6 +42,14 @@ def _stack(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+def _sanitize_record(record: logging.LogRecord) -> bool:
+    """Take control characters out of a line of a library's log."""
+    from fp16conv.reporting.sanitize import sanitize
+
+    record.msg, record.args = sanitize(record.getMessage()), None
+    return True
+
+
 def _set_level(level: Level) -> Callable[[click.Context, click.Parameter, bool], None]:
     def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if not value:
@@ -51,6 +59,8 @@ def _set_level(level: Level) -> Callable[[click.Context, click.Parameter, bool],
             raise click.UsageError("--quiet and --verbose exclude each other.", ctx)
         env.level = level
         logging.basicConfig(level=logging.DEBUG if level is Level.VERBOSE else logging.ERROR, force=True)
+        for handler in logging.getLogger().handlers:  # libraries log names from the model
+            handler.addFilter(_sanitize_record)
 
     return callback
 
