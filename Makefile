@@ -13,7 +13,7 @@ DEMO := build/demo
 SAMPLE := samples/digits_transformer.onnx
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test docs lint types imports unit models table clean help
+.PHONY: demo test docs lint types imports unit models table bench clean help
 
 help:
 	@sed -n '1,4s/^# //p' Makefile
@@ -61,6 +61,10 @@ $(VENV)/.docs: $(VENV)/.base
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
+
+# Speed and memory beside other converters, cp and plain inference: docs/benchmarks.md.
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks.speed
 
 # The table of real models in benchmarks/README.md.
 table: $(VENV)/.test

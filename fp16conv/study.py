@@ -365,6 +365,8 @@ def start_study(
         UsageError: an option is wrong.
     """
     report = progress or _silent
+    if observe:
+        runtime.start()
     report("loading")
     loaded = load_model(model)
     book = load_book(*(Path(p) for p in options.rules))

@@ -21,7 +21,7 @@ LOWEST_EXPONENT: Final = -40
 HIGHEST_EXPONENT: Final = 40
 THREADED_FROM: Final = 1 << 22  # elements; below, starting threads takes longer than they save
 MAX_THREADS: Final = 4  # more only wait for the memory
-_CACHED: Final = 1 << 16  # elements looked at together: they and their temporaries stay in the cache
+_CACHED: Final = 1 << 15  # elements looked at together: they and their temporaries stay in the cache
 _BIAS: Final = 127  # binary32, IEEE 754-2019 table 3.5
 
 

@@ -158,6 +158,11 @@ class Runtime:
             self._folder = make_temporary()
         return self._folder
 
+    def start(self) -> None:
+        """Start the child without waiting for it: it imports the runtime while the caller does other work."""
+        if self._process is None:
+            self._start()
+
     def describe(self) -> dict[str, Any]:
         """Name, version and the providers the build lists (which does not mean that they work here)."""
         facts = cast(dict[str, Any], self._call("start", "describe", {}))

@@ -210,7 +210,7 @@ def compare_models(
             result, batches = _compare_emulated(cpu, session, candidate, feeds, options)
             backends.append(result)
         if provider != "emulated":
-            cuda, why = _find_cuda(stack, reference)
+            cuda, why = _find_cuda(stack, cpu, reference)
             if cuda is None and provider == "cuda":
                 raise ValidationError(
                     "CUDA was asked for, but no session gets it",
@@ -227,7 +227,7 @@ def compare_models(
                     findings.append(_finding(failure, "CUDA"))
         cpu.unload(session)
         if check:
-            findings += check_runtime(candidate, feeds)
+            findings += check_runtime(candidate, feeds, cpu)
     if not backends:
         raise ValidationError("the converted model does not run on CUDA", why=findings[0].message)
     return ValidationResult(
@@ -244,17 +244,26 @@ def compare_models(
     )
 
 
-def check_runtime(candidate: LoadedModel, feeds: FeedSource) -> list[RuntimeFinding]:
+def check_runtime(
+    candidate: LoadedModel, feeds: FeedSource, runtime: Runtime | None = None
+) -> list[RuntimeFinding]:
     """Load the converted model with ONNX Runtime's CPU provider and run the first batch.
 
-    In a child process of its own. Only whether it loads and runs: the numbers prove nothing about FP16.
+    Only whether it loads and runs: the numbers prove nothing about FP16.
+
+    Args:
+        candidate: the converted model.
+        feeds: its inputs.
+        runtime: child process to use, one of its own if None; it survives a crash.
 
     Returns:
         At most one finding; empty where it loads and runs.
     """
-    with Runtime() as runtime:
+    with contextlib.ExitStack() as stack:
+        runtime = runtime if runtime is not None else stack.enter_context(Runtime())
         try:
             session = runtime.load(candidate.model)
+            stack.callback(runtime.unload, session)
             for batch in feeds:
                 runtime.run(session, match_feeds(session, batch))
                 break
@@ -393,14 +402,16 @@ def _compare_emulated(
     return BackendResult("emulated", description, limits, outputs, (), ok), batches
 
 
-def _find_cuda(stack: contextlib.ExitStack, reference: LoadedModel) -> tuple[Runtime | None, str]:
+def _find_cuda(
+    stack: contextlib.ExitStack, cpu: Runtime, reference: LoadedModel
+) -> tuple[Runtime | None, str]:
     """A CUDA runtime that really works, proven with the FP32 model; else why not.
 
     The build lists the provider even where there is no driver, so only a session can tell.
     """
+    if "CUDAExecutionProvider" not in cpu.describe()["providers"]:  # the same build: no second child for that
+        return None, f"this build of {cpu.name} {cpu.version} has no CUDA provider"
     runtime = stack.enter_context(Runtime("cuda", profile=True))
-    if "CUDAExecutionProvider" not in runtime.describe()["providers"]:
-        return None, f"this build of {runtime.name} {runtime.version} has no CUDA provider"
     try:
         runtime.unload(runtime.load(_source(reference)))
     except RuntimeFailure as failure:
