@@ -112,6 +112,12 @@ def prove_bounds(
     return facts
 
 
+def _has_nan(bounds: Bounds) -> bool:
+    if not bounds.axis:
+        return math.isnan(bounds.lo) or math.isnan(bounds.hi)
+    return bool(np.isnan(bounds.lo).any() or np.isnan(bounds.hi).any())
+
+
 def _is_tighter(bounds: Bounds, dtype: DataType) -> bool:
     limits = top_of(dtype)
     return bounds.low > limits.low or bounds.high < limits.high
@@ -162,7 +168,7 @@ class _Interpreter:
     def define(self, value: int, bounds: Bounds) -> None:
         """Record what a value can be in this evaluation."""
         dtype = self.graph.values[value].dtype
-        if np.isnan(bounds.lo).any() or np.isnan(bounds.hi).any():
+        if _has_nan(bounds):
             bounds = top_of(dtype)
         bounds = contain(bounds, dtype)
         self.current[value] = bounds

@@ -88,6 +88,8 @@ class Matcher:
     evidence: Evidence
     profile: Profile
     target: Target
+    _values: dict[str, list[int]] = field(default_factory=dict)
+    _values_of: list[int] = field(default_factory=lambda: [-1])
     _by_key: dict[tuple[int, str], tuple[Rule, ...]] = field(default_factory=dict)
 
     def find(self, rules: Sequence[Rule], tv: TypeVar) -> Iterable[tuple[Rule, Reason]]:
@@ -192,6 +194,15 @@ class Matcher:
                 return self._reason(rule, value.name, first, "constant", 1.0, authority)
         return None
 
+    def _read_or_made(self, tv: TypeVar, on: str) -> list[int]:
+        """`values_of`, remembered for the rules that look at the same type variable in turn."""
+        if self._values_of[0] != tv.id:
+            self._values_of[0] = tv.id
+            self._values.clear()
+        if on not in self._values:
+            self._values[on] = values_of(self.graph, tv, on)
+        return self._values[on]
+
     def _constant_figure(self, metric: str, match: ConstantMatch, op: Op | None, value: int) -> float:
         reader = self.evidence.reader
         if metric == "relative_rounding":
@@ -205,7 +216,7 @@ class Matcher:
     def _match_fact(self, rule: Rule, op: Op | None, tv: TypeVar, authority: Authority) -> Reason | None:
         match = rule.match.fact
         assert match is not None
-        for value in values_of(self.graph, tv, match.on):
+        for value in self._read_or_made(tv, match.on):
             fact = self.evidence.facts.get(value)
             if fact is None or self.evidence.reader.is_known(value):
                 continue  # constants are judged as constants

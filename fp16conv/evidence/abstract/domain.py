@@ -331,8 +331,11 @@ def contain(b: Bounds, dtype: DataType) -> Bounds:
 def _flush(b: Bounds, normal: float) -> Bounds:
     """Below the smallest normal number, results lose bits or become zero."""
     lo, hi = b.lo, b.hi
-    if not (np.any((np.abs(lo) < normal) & (lo != 0)) or np.any((np.abs(hi) < normal) & (hi != 0))):
-        return b if b.tiny >= normal else replace(b, tiny=0.0)
+    if not b.axis:  # plain floats are several times faster than arrays of one number
+        if not (0 < abs(float(lo)) < normal or 0 < abs(float(hi)) < normal):
+            return b if b.tiny >= normal or b.tiny == 0 else replace(b, tiny=0.0)
+    elif not (np.any((np.abs(lo) < normal) & (lo != 0)) or np.any((np.abs(hi) < normal) & (hi != 0))):
+        return b if b.tiny >= normal or b.tiny == 0 else replace(b, tiny=0.0)
     lo = np.where((lo > 0) & (lo < normal), 0.0, np.where((lo < 0) & (lo > -normal), -normal, lo))
     hi = np.where((hi < 0) & (hi > -normal), 0.0, np.where((hi > 0) & (hi < normal), normal, hi))
     return replace(b, lo=lo, hi=hi, tiny=b.tiny if b.tiny >= normal else 0.0)
