@@ -252,8 +252,11 @@ def write_table(results: Mapping[str, object], path: Path) -> None:
                 figures = [row["wall"], row["cpu"], row["rss"] / 2**20, row["wall_ratio"], row["cpu_ratio"]]
                 cells = [row["case"], row["name"], row["runs"], *(f"{figure:.2f}" for figure in figures)]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
+    notes = results.get("notes", [])
+    assert isinstance(notes, list)
     lines += [
         "",
+        *(f"* {note}" for note in notes),
         "* The chain repeats MatMul, Add, Softmax, Relu; peers keep Softmax and Relu in FP32 by their block",
         "  lists. onnxruntime's converter leaves its casts at the end: only the sorted result is valid ONNX.",
         "* A converter that takes longer than 20 s is run once.",
@@ -274,7 +277,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["onnxruntime", "onnxconverter-common", "autocast"])
     chosen = parser.parse_args()
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"benches": {}}
-    results["machine"] = describe_machine()
+    results["machine"], results["notes"] = describe_machine(), []
     for name in chosen.only:
         folder = Path(tempfile.mkdtemp(prefix="fp16conv-bench-"))
         try:
