@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.frontends.sources import is_torch_source
+from fp16conv.graph import Origin
 from fp16conv.inspection import diff, explain
 from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
 from fp16conv.planning.devices import load_device
@@ -155,7 +157,7 @@ def analyze(
             study.feeds, chosen, study.calibration.batches if study.calibration else 0
         ),
         bounds=summarize_bounds(study.graph, made, study.proven, study.observed, study.costs.macs),
-        findings=tuple(_findings(study, made, half)),
+        findings=(*_not_finite(study), *_findings(study, made, half)),
         details=details if chosen.details else None,
     )
 
@@ -439,7 +441,7 @@ def _findings(study: Study, plan: PrecisionPlan, half: HalfOutcome | None = None
         yield Finding(
             Severity.NOTE, "no-speedup", source, text, "the model is small: measure it on the device"
         )
-    if study.calibration is None and study.unobserved:
+    if study.calibration is None and study.unobserved not in ("", "not asked for"):
         yield Finding(Severity.WARNING, "not-observed", source, f"ranges are unknown: {study.unobserved}")
     if study.calibration is not None and study.calibration.untaken:
         text = f"{len(study.calibration.untaken)} values lie in branches that no batch takes"
@@ -448,6 +450,26 @@ def _findings(study: Study, plan: PrecisionPlan, half: HalfOutcome | None = None
     if half is not None and half.within_tolerance is False:
         fix = "convert with fp16conv: its plan keeps in FP32 what breaks"
         yield Finding(Severity.WARNING, "half-unsafe", half.first_overflow or source, half.note, fix)
+
+
+def _not_finite(study: Study) -> Iterator[Finding]:
+    """Outputs that are broken in FP32 already: an error on the user's data, a warning on made-up inputs."""
+    if study.calibration is None:
+        return
+    real = study.calibration.origin is Origin.OBSERVED
+    hint = "look at the data and the FP32 model first: FP16 cannot repair it"
+    for number in study.graph.scopes[0].outputs:
+        fact = None if number is None else study.calibration.facts.get(number)
+        if number is None or fact is None or not (fact.has_nan or math.isinf(fact.max_abs)):
+            continue
+        what = "NaN" if fact.has_nan else "infinity"
+        yield Finding(
+            Severity.ERROR if real else Severity.WARNING,
+            "fp32-not-finite",
+            study.graph.values[number].name,
+            f"the FP32 model gives {what} on {'your data' if real else 'made-up inputs'}",
+            hint if real else "give --data, or --input-range for the numbers that the model expects",
+        )
 
 
 def _report_conversion(study: Study, comparison: Comparison | None, outcome: Outcome) -> ConvertReport:

@@ -176,7 +176,7 @@ def _diff_plans(first: PathLike, second: PathLike) -> DiffReport:
         first=str(first),
         second=str(second),
         kind="plans",
-        operators=len({*before, *after}),
+        operators=sum(not symbol for _, _, symbol in {*before, *after}),
         changes=tuple(changes),
         casts=(len(one.casts), len(two.casts)),
         casts_added=tuple(sorted(casts[1] - casts[0])),

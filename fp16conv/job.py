@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,14 +177,17 @@ class ConversionJob:
             allow_integer_changes=self._comparison.allow_integer_changes,
             batches=self._result.batches,
         )
-        new = [t for t in found.typevars if t not in pinned]
+        judgements = self._study.verdicts.judgements
+        new = [t for t in found.typevars if t not in pinned and not judgements[t].is_commanded]
         shares = {t: b.share for b in found.blames for t in b.typevars}
         for typevar in new:
             share = shares.get(typevar, 0.0)
             text = f"in FP16 it causes {share:.0%} of an error that is out of tolerance (measured)"
             pinned[typevar] = Reason(MEASURED, text, Authority.EVIDENCE, {"share": share})
         labels = dict.fromkeys(b.label for b in found.blames if set(b.typevars) & set(new))
-        return Repair(number, tuple(labels), self._result.relative_l2 or 0.0) if new else None
+        broken = any(output.new_nan or output.new_inf for output in self._result.outputs)
+        error = math.inf if broken else self._result.relative_l2 or 0.0
+        return Repair(number, tuple(labels), error) if new else None
 
 
 def culprits_of(study: Study, comparison: Comparison, plan: PrecisionPlan) -> tuple[OperatorError, ...]:

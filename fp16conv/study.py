@@ -38,7 +38,7 @@ from fp16conv.reporting.report import Evidence, ModelFacts
 from fp16conv.reporting.summary import describe_model
 from fp16conv.rulebook.book import RuleBook, load_book
 from fp16conv.rulebook.judge import judge
-from fp16conv.rulebook.types import Authority, Judgement, Reason, Verdict, Verdicts
+from fp16conv.rulebook.types import Judgement, Reason, Verdict, Verdicts
 from fp16conv.validation.compare import load_reference, run_reference
 from fp16conv.validation.depth import errors_of_plan
 
@@ -275,7 +275,7 @@ def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:
     judgements = list(verdicts.judgements)
     for typevar, reason in pinned.items():
         old = judgements[typevar]
-        if old.reasons and old.reasons[0].authority is Authority.COMMAND_LINE:
+        if old.is_commanded:
             continue
         judgements[typevar] = Judgement(Verdict.DENY, (reason, *old.reasons))
     return replace(verdicts, judgements=tuple(judgements))

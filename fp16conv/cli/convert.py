@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -15,12 +16,19 @@ from fp16conv.cli.options import (
     decision_flags,
     input_flags,
     level_flags,
+    rebuild_command,
     refuse_overwrite,
     tolerance_flags,
 )
 from fp16conv.cli.terminal import show_progress
 
 __all__ = ["command"]
+
+# The flags that make the plan what it is, for a plan to edit after a miss.
+_OF_A_PLAN = (
+    *("data", "shape", "input_range", "seed", "profile", "target", "device"),
+    *("keep_fp32", "force_fp16", "rules", "repair", "keep_io_types"),
+)
 
 
 _HELP = """Convert MODEL: decide, insert the casts, verify, compare with FP32, save.
@@ -89,17 +97,17 @@ def command(
         report = env.api.convert(model, output, progress=progress, **arguments)
     if not report.next_command:
         report = dataclasses.replace(
-            report, next_command=_next_command(report.output is not None, model, output)
+            report, next_command=_next_command(report.output is not None, model, output, flags)
         )
     delivery.send(report, env)
     return delivery.exit_code(report)
 
 
-def _next_command(written: bool, model: str, output: str) -> str:
+def _next_command(written: bool, model: str, output: str, flags: Mapping[str, Any]) -> str:
     """After success: a test on data the decisions have not seen. After a miss: a plan to edit."""
     if written:
         return shlex.join(["fp16conv", "validate", model, output, "--data", "TEST.npz"])
-    return shlex.join(["fp16conv", "plan", model, "-o", "plan.json"])
+    return rebuild_command("plan", [model, "-o", "plan.json"], {key: flags[key] for key in _OF_A_PLAN})
 
 
 def _refuse_decisions(ctx: click.Context) -> None:

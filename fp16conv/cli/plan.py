@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from fp16conv.cli.options import (
     format_flag,
     input_flags,
     level_flags,
+    rebuild_command,
     refuse_overwrite,
 )
 from fp16conv.cli.terminal import print_report, print_text, show_progress
@@ -68,7 +68,11 @@ def command(env: Environment, /, model: str, output: str | None, form: str, **fl
         plan_path=output,
         decisions=summarize_decisions(plan),
         prediction=read_prediction(plan, load_device(flags["device"])),
-        next_command=shlex.join(["fp16conv", "convert", model, "-o", "OUT.onnx", "--plan", output]),
+        next_command=rebuild_command(
+            "convert",
+            [model, "-o", "OUT.onnx", "--plan", output],
+            {key: flags[key] for key in ("data", "shape", "input_range", "seed")},
+        ),
     )
     print_report(report, form, env)
     return 0

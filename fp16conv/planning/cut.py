@@ -27,7 +27,7 @@ from fp16conv.errors import UsageError
 from fp16conv.graph import Container, DataType, ModelGraph, TypeVar
 from fp16conv.planning.costs import CostModel
 from fp16conv.planning.flow import minimum_cut
-from fp16conv.rulebook.types import Authority, Verdict, Verdicts
+from fp16conv.rulebook.types import Judgement, Verdict, Verdicts
 
 __all__ = ["Cause", "Charge", "CutProblem", "Link", "build_problem", "cast_allowance", "solve"]
 
@@ -240,10 +240,8 @@ def _wishes(
         wish: DataType | None = DataType.FLOAT if penalty is None else None
         if judgement.verdict in (Verdict.DENY, Verdict.NEVER) or not variable.admits_fp16:
             wish = DataType.FLOAT
-        elif judgement.verdict is Verdict.ALLOW:
-            forced = bool(judgement.reasons) and judgement.reasons[0].authority is Authority.COMMAND_LINE
-            if forced or not soft_allow:
-                wish = DataType.FLOAT16
+        elif judgement.verdict is Verdict.ALLOW and (not soft_allow or _is_forced(judgement)):
+            wish = DataType.FLOAT16
         wishes.append(wish)
     for value in graph.values:
         source = graph.typevar_of_value(value.id)
@@ -263,6 +261,20 @@ def _leader(group: list[int], wishes: list[DataType | None]) -> int | None:
     return None
 
 
+def _is_forced(judgement: Judgement) -> bool:
+    """Whether the command line put it into FP16."""
+    return judgement.verdict is Verdict.ALLOW and judgement.is_commanded
+
+
+def _tied_parts(graph: ModelGraph, verdicts: Verdicts, variables: tuple[int, ...]) -> list[list[int]]:
+    """What of a group must stay equal: a pattern over several operators lets go of those that are forced."""
+    if len({graph.typevars[v].op for v in variables}) < 2:
+        return [list(variables)]  # combinations of types that one operator has no kernel for
+    forced = [v for v in variables if _is_forced(verdicts.judgements[v])]
+    rest = [v for v in variables if v not in forced]
+    return [part for part in (forced, rest) if part]
+
+
 def _contract(graph: ModelGraph, verdicts: Verdicts) -> tuple[list[int], list[list[int]]]:
     """Union of the groups and of everything that exchanges uncastable values."""
     parent = list(range(len(graph.typevars)))
@@ -278,8 +290,9 @@ def _contract(graph: ModelGraph, verdicts: Verdicts) -> tuple[list[int], list[li
         parent[high] = low
 
     for group in verdicts.groups:
-        for other in group.typevars[1:]:
-            union(group.typevars[0], other)
+        for part in _tied_parts(graph, verdicts, group.typevars):
+            for other in part[1:]:
+                union(part[0], other)
     for value in graph.values:
         source = graph.typevar_of_value(value.id)
         if value.container is Container.TENSOR or source is None:

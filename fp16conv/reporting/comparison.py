@@ -54,13 +54,14 @@ def summarize_validation(
 def _check(metrics: OutputMetrics) -> OutputCheck:
     is_float = metrics.kind == "float"
     limit = metrics.allowed_error / metrics.rms_reference if metrics.rms_reference > 0 else None
-    exact = is_float and metrics.snr_db is None and metrics.rms_error == 0
+    measured = is_float and not (metrics.relative_l2 is None and metrics.new_nan + metrics.new_inf)
+    exact = measured and metrics.snr_db is None and metrics.rms_error == 0
     return OutputCheck(
         name=metrics.name,
         kind=metrics.kind,
         ok=metrics.ok,
         rel_l2=metrics.relative_l2 if is_float else None,
-        max_abs=metrics.max_abs if is_float else None,
+        max_abs=metrics.max_abs if measured else None,
         snr_db=math.inf if exact else metrics.snr_db,
         cosine=metrics.cosine,
         top1=metrics.top1_agreement,

@@ -371,7 +371,7 @@ class Repair:
     """Operators moved back to FP32 in one round because the tolerance was missed.
 
     Args:
-        error: worst relative L2 error before this round.
+        error: worst relative L2 error before this round; infinite where NaN or infinities were new.
     """
 
     round: int

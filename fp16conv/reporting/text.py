@@ -268,7 +268,7 @@ def _findings(findings: Sequence[Finding], full: bool) -> list[Line]:
             f"{finding.rule}{where}: {finding.message}", WIDTH, indent=" " * 9, limit=None if full else 2
         )
         if finding.fix:
-            rows += wrap(f"-> {finding.fix}", WIDTH, indent=" " * 9, limit=None if full else 1)
+            rows += wrap(f"-> {finding.fix}", WIDTH, indent=" " * 9, limit=None if full else 2)
         label = finding.severity.value.ljust(9)
         lines.append(line((label, _SEVERITY_STYLE[finding.severity]), rows[0][9:]))
         lines += [line(row) for row in rows[1:]]

@@ -38,7 +38,11 @@ def select_ops(graph: ModelGraph, pattern: str, flag: str) -> tuple[int, ...]:
         return found
     types = sorted({f"type:{op.key}" for op in graph.ops})
     close = [t for t in types if t == f"type:{pattern}"]
-    close = close or difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
+    # Types share their prefix: with it, Softmax and Sqrt would look alike.
+    prefix = "type:" if pattern.startswith("type:") else ""
+    bare = [name.removeprefix(prefix) for name in names]
+    alike = difflib.get_close_matches(pattern.removeprefix(prefix), bare, n=1, cutoff=0.5)
+    close = close or [prefix + name for name in alike]
     close = close or difflib.get_close_matches(f"type:{pattern}", types, n=1, cutoff=0.8)
     hint = f"did you mean '{close[0]}'?" if close else "patterns are globs on operator names, or type:Softmax"
     raise UsageError(f"pattern '{pattern}' matches no operator of the model", where=flag, hint=hint)

@@ -60,6 +60,11 @@ class Judgement:
     verdict: Verdict
     reasons: tuple[Reason, ...]
 
+    @property
+    def is_commanded(self) -> bool:
+        """Whether a flag of the command line decides: no measurement overrules it."""
+        return bool(self.reasons) and self.reasons[0].authority is Authority.COMMAND_LINE
+
 
 @dataclass(frozen=True, slots=True)
 class PatternHit:
@@ -84,7 +89,10 @@ class PatternHit:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Type variables that must end in one precision (a pattern's interior, a kernel combination)."""
+    """Type variables that must end in one precision (a pattern's interior, a kernel combination).
+
+    What the command line forces into FP16 leaves the group of a pattern; a kernel combination always holds.
+    """
 
     typevars: tuple[int, ...]
     reason: Reason

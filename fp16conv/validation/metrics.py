@@ -28,7 +28,8 @@ class OutputMetrics:
         name: output name.
         kind: `float`, `integer` (bool too), `string`, or `empty` where no element was seen.
         elements: elements compared over all batches.
-        relative_l2: ||d||2 / ||ref||2; None where the reference is all zero and the difference is not.
+        relative_l2: ||d||2 / ||ref||2 over what is finite on both sides; None where the reference is all
+            zero and the difference is not, and where the candidate leaves nothing finite.
         rms_error: ||d||2 / sqrt(n).
         rms_reference: ||ref||2 / sqrt(n).
         max_abs: largest absolute difference.
@@ -247,6 +248,8 @@ class OutputComparison:
             problems.append(f"{self._changed} of {self._elements} integers, bools or strings changed")
         norms = math.sqrt(self._reference2) * math.sqrt(self._candidate2)
         relative = error / signal if signal else (0.0 if not error else None)
+        if not self._finite and self._new_nan + self._new_inf:
+            relative = None  # nothing is left to measure
         return OutputMetrics(
             name=self._name,
             kind="/".join(sorted(self._kinds)) or "empty",

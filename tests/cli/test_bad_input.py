@@ -193,6 +193,12 @@ def test_feeds_that_do_not_fit(cli: Any, folder: Path, arrays: dict[str, np.ndar
     refuses(cli("analyze", folder / "m.onnx", "--data", folder / "bad.npz"), 2, "bad.npz", expected)
 
 
+def test_data_that_breaks_the_fp32_model(cli: Any, folder: Path) -> None:
+    np.savez(folder / "nan.npz", x=np.full((2, 4), np.nan, np.float32))
+    result = cli("analyze", folder / "m.onnx", "--data", folder / "nan.npz")
+    assert (result.code, "fp32-not-finite" in result.out) == (1, True), result
+
+
 def test_a_second_batch_that_does_not_fit(cli: Any, folder: Path) -> None:
     np.savez(folder / "later.npz", x=np.ones((2, 5), np.float32))
     done = cli("analyze", folder / "m.onnx", "--data", folder / "good.npz", "--data", folder / "later.npz")
@@ -222,7 +228,8 @@ def test_labels_that_are_not_there(cli: Any, folder: Path) -> None:
     [
         (["--keep-fp32", "/layr/*"], "/layr/*"),
         (["--force-fp16", "/layer/Relo"], "/layer/Relu"),
-        (["--keep-fp32", "type:Rellu"], "Relu"),
+        (["--keep-fp32", "type:Rellu"], "did you mean 'type:Relu'?"),
+        (["--keep-fp32", "type:Softmax"], "patterns are globs"),
         (["--shape", "X=1x4"], "x"),
         (["--shape", "x=1x5"], "x"),
         (["--input-range", "q=0:1"], "x"),

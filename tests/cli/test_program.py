@@ -169,7 +169,7 @@ def test_validate_fails_when_the_tolerance_is_missed(cli: Any) -> None:
         (["analyze", "m.onnx", "--input-range", "x=0:inf"], "is not NAME=LO:HI"),
         (["analyze", "m.onnx", "--memory-limit", "lots"], "is not a size"),
         (["analyze", "m.onnx", "--seed", "-1"], "--seed"),
-        (["convert", "m.onnx", "-o", "o", "--rtol", "-1"], "is not a number from 0 on"),
+        (["convert", "m.onnx", "-o", "o", "--rtol", "-1"], "is not a number from 0 on. See"),
         (["convert", "m.onnx", "-o", "o", "--rtol", "nan"], "is not a number from 0 on"),
         (["convert", "m.onnx", "-o", "o", "--rtol", "1", "--tolerance", "1"], "short for --rtol"),
         (["convert", "m.onnx"], "--output"),
@@ -283,6 +283,16 @@ def test_the_next_command_hands_on_the_flags(cli: Any) -> None:
         "fp16conv convert 'dir/my model.onnx' -o 'dir/my model.fp16.onnx' --data a.npz --shape x=1x3 "
         "--input-range x=0:1 --profile fast --no-keep-io-types"
     )
+
+
+def test_after_a_miss_the_plan_to_edit_is_the_one_that_missed(cli: Any) -> None:
+    done = cli(
+        *("convert", "m.onnx", "-o", "o.onnx", "--data", "a.npz", "--force-fp16", "b", "--tolerance", "0.1"),
+        *("--format", "json"),
+        convert=Recorder(convert_report(written=False)),
+    )
+    command = json.loads(done.out)["next_command"]
+    assert command == "fp16conv plan m.onnx -o plan.json --data a.npz --force-fp16 b"
 
 
 # ---- streams ----

@@ -175,6 +175,21 @@ def test_deny_wins_over_allow_in_a_group_and_the_reason_leads() -> None:
     assert plan.casts == ()
 
 
+def test_what_the_command_line_forces_leaves_a_pattern() -> None:
+    net = Net()
+    net.op("a", "Mul", "allow", "x")
+    net.op("b", "Exp", "deny", "a")
+    net.op("c", "Add", "infer", "b")
+    graph = net.done("c")
+    judgements = [Judgement(v, ()) for v in net.verdicts]
+    judgements[1] = Judgement(Verdict.ALLOW, (Reason("force-fp16", "asked for", Authority.COMMAND_LINE),))
+    group = Group((1, 2, 3), Reason("pattern", "one pattern"))
+    verdicts = Verdicts(tuple(judgements), (group,))
+    costs = estimate_costs(graph, {}, load_device("t4"))
+    plan = make_plan(graph, verdicts, costs, rules_digest="r")
+    assert labels(plan) == {"a": "16", "b": "32", "c": "32"}
+
+
 def test_group_takes_infer_along_with_allow() -> None:
     net = Net()
     net.op("a", "MatMul", "allow", "x")

@@ -128,6 +128,11 @@ def test_no_top1_without_classes(shape: tuple[int, ...]) -> None:
     assert compare(np.ones(shape), np.ones(shape)).top1_agreement is None
 
 
+def test_no_distance_where_the_candidate_leaves_nothing_finite() -> None:
+    m = compare(np.ones(4), np.full(4, np.inf))
+    assert (m.relative_l2, m.snr_db, m.ok) == (None, None, False)
+
+
 def test_zero_reference() -> None:
     same = compare(np.zeros(4), np.zeros(4))
     assert (same.relative_l2, same.cosine, same.ok) == (0.0, None, True)
