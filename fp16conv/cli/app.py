@@ -147,7 +147,8 @@ def run(args: Sequence[str], environment: Environment | None = None) -> int:
 def _usage_error(error: click.UsageError) -> int:
     text = error.format_message()
     if error.ctx is not None:
-        text += f" See '{error.ctx.command_path} --help'." if text else ""
+        stop = "" if text.endswith((".", "?", "!", ")")) else "."
+        text += f"{stop} See '{error.ctx.command_path} --help'." if text else ""
     print_error(text)
     return 2
 

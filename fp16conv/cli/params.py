@@ -132,7 +132,7 @@ class Tolerance(_ParamType):
         except ValueError:
             number = math.nan
         if not (math.isfinite(number) and number >= 0):
-            self.fail(f"{value!r} is not a number from 0 on.", param, ctx)
+            self.fail(f"{value!r} is not a number from 0 on", param, ctx)
         return number
 
 

@@ -170,6 +170,7 @@ def test_validate_fails_when_the_tolerance_is_missed(cli: Any) -> None:
         (["analyze", "m.onnx", "--memory-limit", "lots"], "is not a size"),
         (["analyze", "m.onnx", "--seed", "-1"], "--seed"),
         (["convert", "m.onnx", "-o", "o", "--rtol", "-1"], "is not a number from 0 on. See"),
+        (["analyze", "m.onnx", "--input-range", "x=5:1"], "5 is above 1. See"),
         (["convert", "m.onnx", "-o", "o", "--rtol", "nan"], "is not a number from 0 on"),
         (["convert", "m.onnx", "-o", "o", "--rtol", "1", "--tolerance", "1"], "short for --rtol"),
         (["convert", "m.onnx"], "--output"),
