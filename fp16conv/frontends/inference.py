@@ -17,7 +17,7 @@ from onnx import TypeProto
 
 from fp16conv.frontends.schemas import ONNX_DOMAINS, Schema, find_schema
 
-__all__ = ["TypeTable", "infer_types", "opset_of", "without_weights"]
+__all__ = ["TypeTable", "element_type", "infer_types", "opset_of", "without_weights"]
 
 TypeTable = dict[ir.Value, TypeProto]
 Inferred = Mapping[str, TypeProto]
@@ -94,7 +94,7 @@ class _Inference:
         known: dict[str, TypeProto] = {}
         if proto is not None:
             for info in (*proto.value_info, *proto.output, *proto.input):
-                if _dtype(info.type):
+                if element_type(info.type):
                     known[info.name] = info.type
         for value in graph.inputs:
             self._declare(value, known)
@@ -176,7 +176,7 @@ class _Inference:
                 inferred = self._infer_with_onnx(node, opsets, arguments)
         for output in node.outputs:
             found = inferred.get(output.name or "")
-            if found is not None and _dtype(found) and output not in self.types:
+            if found is not None and element_type(found) and output not in self.types:
                 self.types[output] = found
         schema = find_schema(node.domain, node.op_type, opset_of(node, opsets))
         if schema is not None:
@@ -233,7 +233,7 @@ class _Inference:
             if value is None or parameter is None or not parameter.is_homogeneous:
                 continue
             if value in self.types and not _is_container(self.types[value]):
-                bound.setdefault(parameter.type_str, _dtype(self.types[value]))
+                bound.setdefault(parameter.type_str, element_type(self.types[value]))
         for value, parameter in slots:
             if value is None or parameter is None or value in self.types or not parameter.is_homogeneous:
                 continue
@@ -262,7 +262,7 @@ class _Inference:
     ) -> list[TypeProto | None]:
         """Type a function body for one call; a later call with other dtypes makes it polymorphic."""
         key = function.identifier()
-        signature = [_dtype(t).to_bytes(2, "big") if t is not None else b"" for t in inputs]
+        signature = [element_type(t).to_bytes(2, "big") if t is not None else b"" for t in inputs]
         first = key not in self._signatures
         saved: TypeTable | None = None
         if not first:
@@ -301,7 +301,7 @@ def _content(attr: ir.Attr) -> bytes:
     return bytes(ir.to_proto(attr).SerializeToString(deterministic=True))
 
 
-def _dtype(proto: TypeProto) -> int:
+def element_type(proto: TypeProto) -> int:
     """Innermost element type, 0 when unknown."""
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
@@ -309,9 +309,9 @@ def _dtype(proto: TypeProto) -> int:
     if kind == "sparse_tensor_type":
         return proto.sparse_tensor_type.elem_type
     if kind == "sequence_type":
-        return _dtype(proto.sequence_type.elem_type)
+        return element_type(proto.sequence_type.elem_type)
     if kind == "optional_type":
-        return _dtype(proto.optional_type.elem_type)
+        return element_type(proto.optional_type.elem_type)
     return 0
 
 

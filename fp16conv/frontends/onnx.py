@@ -23,6 +23,7 @@ from fp16conv.frontends.boundaries import add_boundary_typevars
 from fp16conv.frontends.inference import TypeTable, infer_types, opset_of
 from fp16conv.frontends.integrity import check_integrity
 from fp16conv.frontends.schemas import ONNX_DOMAINS
+from fp16conv.frontends.specialization import specialize
 from fp16conv.frontends.typevars import add_typevars
 from fp16conv.graph import (
     Container,
@@ -154,12 +155,13 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
         raise ModelError("is not a valid ONNX model", where=str(path), why=_first_line(e)) from e
     base_dir = path.resolve().parent
     ir.external_data.set_base_dir(model.graph, base_dir)
+    current = proto
     if not _is_sorted(model):
         _sort(model, path)
-        proto_sorted = ir.serde.serialize_model(model)
-        types, polymorphic = infer_types(model, proto_sorted)
-    else:
-        types, polymorphic = infer_types(model, proto)
+        current = ir.serde.serialize_model(model)
+    types, polymorphic = infer_types(model, current)
+    while polymorphic and specialize(model, types, polymorphic):
+        types, polymorphic = infer_types(model, ir.serde.serialize_model(model))
     importer = _Importer(model, types, polymorphic, str(path), _digest(proto, base_dir))
     graph = importer.run()
     return LoadedModel(path, proto, model, graph, tuple(importer.nodes), tuple(importer.values))

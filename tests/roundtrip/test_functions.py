@@ -15,6 +15,7 @@ from fp16conv.conversion.save import serialize
 from fp16conv.conversion.verify import verify
 from fp16conv.execution.emulator import emulate_model
 from fp16conv.execution.runtime import Runtime
+from fp16conv.frontends import specialization
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import DataType
 from fp16conv.planning.plan import PrecisionPlan
@@ -43,12 +44,12 @@ def load(text: str, tmp_path: Path) -> LoadedModel:
 
 
 def check(loaded: LoadedModel, plan: PrecisionPlan, tmp_path: Path, runtime: Runtime) -> onnx.ModelProto:
-    """Valid, one function as before, and results as close as four roundings allow."""
+    """Valid, the function still there, and results as close as four roundings allow."""
     proto = serialize(convert(loaded, plan), loaded)
     path = tmp_path / "result.onnx"
     onnx.save(proto, path)
     assert not verify(path, loaded, plan)
-    assert [(f.domain, f.name, f.overload) for f in proto.functions] == [("l", "f", "")]
+    assert [(f.domain, f.name, f.overload) for f in proto.functions][:1] == [("l", "f", "")]
     feeds = {
         i.name: np.linspace(-1, 1, 4, dtype="f8" if i.type.tensor_type.elem_type == 11 else "f4")
         for i in proto.graph.input
@@ -93,10 +94,20 @@ SEVERAL_TYPES = f"""g (float[4] x, double[4] d) => (float[4] y, double[4] z) {WE
 }}"""
 
 
-def test_a_function_called_with_several_types_keeps_them(tmp_path: Path, runtime: Runtime) -> None:
+def test_a_function_called_with_several_types_is_specialized(tmp_path: Path, runtime: Runtime) -> None:
     loaded = load(SEVERAL_TYPES, tmp_path)
     proto = check(loaded, all_fp16(loaded.graph), tmp_path, runtime)
-    assert [n.op_type for n in proto.graph.node] == ["Cast", "MatMul", "Cast", "f", "f"]
+    assert [f.name for f in proto.functions] == ["f", "f__double"]
+    assert [n.op_type for n in proto.graph.node] == ["Cast", "MatMul", "f", "Cast", "f__double"]
+
+
+def test_a_function_that_cannot_be_specialized_keeps_its_types(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(specialization, "MAX_COPIES", 0)
+    loaded = load(SEVERAL_TYPES, tmp_path)
+    plan = all_fp16(loaded.graph)
+    assert [n.op_type for n in serialize(convert(loaded, plan), loaded).graph.node][2:] == ["Cast", "f", "f"]
     verdicts = judge(loaded.graph, load_book(), {}, profile="half")
     inside = [j for tv, j in zip(loaded.graph.typevars, verdicts.judgements, strict=True) if tv.scope]
     assert {(j.verdict, j.reasons[0].rule) for j in inside} == {(Verdict.NEVER, "function-of-several-types")}

@@ -133,7 +133,7 @@ def test_function_parameters_are_boundaries(tmp_path: Path) -> None:
     assert all(v.dtype is DataType.FLOAT for v in loaded.graph.values)
 
 
-def test_function_called_with_two_dtypes_is_frozen(tmp_path: Path) -> None:
+def test_function_called_with_two_dtypes_becomes_two(tmp_path: Path) -> None:
     loaded = load_text(
         tmp_path,
         """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
@@ -145,7 +145,9 @@ def test_function_called_with_two_dtypes_is_frozen(tmp_path: Path) -> None:
         f (a) => (b) { b = Relu(a) }""",
     )
     g = loaded.graph
-    assert not any(t.admits_fp16 for t in g.typevars if t.scope == 1)
+    assert [s.name for s in g.scopes[1:]] == ["local::f", "local::f__double"]
+    assert [op.op_type for op in g.ops if op.scope == 0] == ["f", "f__double"]
+    assert all(t.admits_fp16 for t in g.typevars if t.scope == 1)
     assert {v.name: v.dtype for v in g.values if v.scope == 0}["e"] is DataType.DOUBLE
 
 
