@@ -20,10 +20,8 @@ MAX_COPIES = 64
 Signature = tuple[int, ...]
 
 
-def specialize(
-    model: ir.Model, types: TypeTable, polymorphic: Collection[ir.OperatorIdentifier]
-) -> bool:
-    """Give calls with different input dtypes functions of their own; the first combination keeps the original.
+def specialize(model: ir.Model, types: TypeTable, polymorphic: Collection[ir.OperatorIdentifier]) -> bool:
+    """Give calls with other input dtypes functions of their own; the first combination keeps the original.
 
     Calls inside functions that are polymorphic themselves wait until those are specialized: call again with
     fresh types.
