@@ -21,7 +21,7 @@ from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.frontends.sources import is_torch_source
-from fp16conv.graph import Origin
+from fp16conv.graph import DataType, Origin
 from fp16conv.inspection import diff, explain
 from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
 from fp16conv.planning.devices import load_device
@@ -438,9 +438,12 @@ def _findings(study: Study, plan: PrecisionPlan, half: HalfOutcome | None = None
     speedup = plan.predicted.get("speedup", 1.0)
     if plan.predicted.get("macs_fp16") and speedup < 1.0:
         text = f"the casts are predicted to cost more than FP16 saves on this device ({speedup:.2f}x)"
-        yield Finding(
-            Severity.NOTE, "no-speedup", source, text, "the model is small: measure it on the device"
-        )
+        hint = "measure it on the device, or let `fp16conv tune` look for a faster plan"
+        yield Finding(Severity.NOTE, "no-speedup", source, text, hint)
+    halves = any(value.dtype is DataType.FLOAT16 for value in study.loaded.graph.values)
+    if halves and not plan.predicted.get("macs_fp16") and DataType.FLOAT16 not in plan.dtypes.values():
+        text = "it holds FP16 already, and nothing else in it would gain"
+        yield Finding(Severity.NOTE, "already-fp16", source, text, "deploy it as it is")
     if study.calibration is None and study.unobserved not in ("", "not asked for"):
         yield Finding(Severity.WARNING, "not-observed", source, f"ranges are unknown: {study.unobserved}")
     if study.calibration is not None and study.calibration.untaken:

@@ -64,7 +64,8 @@ def command(env: Environment, /, model: str, annotate: str | None, **flags: Any)
         arguments["annotate"] = annotate
     with show_progress(env) as progress:
         report = env.api.analyze(model, progress=progress, **arguments)
-    if not report.next_command and report.ok:
+    is_done = any(finding.rule == "already-fp16" for finding in report.findings)
+    if not report.next_command and report.ok and not is_done:
         output = _suggest_output(model)
         handed_on = {key: value for key, value in flags.items() if key != "memory_limit"}
         report = dataclasses.replace(

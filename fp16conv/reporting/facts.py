@@ -263,6 +263,8 @@ def _answer(report: AnalyzeReport) -> Fact:
     label = "Can go FP16"
     if not report.ok:
         return Fact(label, "no: see the errors below", Style.BAD)
+    if any(finding.rule == "already-fp16" for finding in report.findings):
+        return Fact(label, "it is in FP16 already", Style.GOOD)
     if decisions.fp16 + decisions.mixed == 0:
         return Fact(label, f"no: all {total} stay in FP32", Style.WARN)
     if decisions.fp32 + decisions.mixed == 0:
