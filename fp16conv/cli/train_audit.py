@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import json
+from typing import Any
 
 import click
 
+from fp16conv.cli.delivery import Delivery, report_flags
+from fp16conv.cli.environment import Environment
 from fp16conv.cli.options import level_flags
-from fp16conv.cli.params import Choice, Tolerance
-from fp16conv.cli.terminal import print_text
+from fp16conv.cli.params import Tolerance
 from fp16conv.errors import UsageError
 
 __all__ = ["command"]
@@ -25,7 +26,7 @@ overflow, and what CUDA autocast keeps in FP32. No weight is changed.
 \b
 Examples:
   fp16conv train-audit mynets.train:setup
-  fp16conv train-audit mynets.train:setup --learning-rate 0.1 --format json
+  fp16conv train-audit mynets.train:setup --learning-rate 0.1 --report gradients.html
 
 \b
 Known limitations: needs the extra (pip install 'fp16conv[torch]'). Updates are
@@ -42,17 +43,12 @@ those of SGD; adaptive optimizers make larger ones.
     show_default=True,
     help="The one that lost updates are judged with.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=Choice("text", "json"),
-    default="text",
-    show_default=True,
-    help="Form of the report on stdout.",
-)
+@report_flags
 @level_flags
-def command(source: str, learning_rate: float, form: str) -> int:
+@click.pass_obj
+def command(env: Environment, /, source: str, learning_rate: float, **flags: Any) -> int:
     """Run the verb."""
+    delivery = Delivery.take(flags, {})
     try:
         sources = importlib.import_module("fp16conv.training.sources")
     except ModuleNotFoundError as error:
@@ -61,9 +57,10 @@ def command(source: str, learning_rate: float, form: str) -> int:
         raise UsageError(
             "PyTorch sources need torch, which is not installed", hint="pip install 'fp16conv[torch]'"
         ) from None
-    report = sources.audit_source(source, learning_rate=learning_rate)
-    if form == "json":
-        print_text(json.dumps(report.to_dict(), indent=2))
-    else:
-        print_text(report.describe())
-    return 0
+    import fp16conv
+    from fp16conv.reporting.gradients import summarize_training
+
+    audit = sources.audit_source(source, learning_rate=learning_rate)
+    report = summarize_training(audit, source, fp16conv.__version__)
+    delivery.send(report, env)
+    return delivery.exit_code(report)

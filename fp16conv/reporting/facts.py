@@ -30,6 +30,7 @@ from fp16conv.reporting.report import (
     ValidateReport,
     ValidationResult,
 )
+from fp16conv.reporting.training import ScaleRange, TrainAuditReport
 from fp16conv.reporting.tuning import TuneReport
 from fp16conv.reporting.units import (
     format_bytes,
@@ -239,6 +240,43 @@ def _diff(report: DiffReport) -> list[Fact]:
     ]
 
 
+def _train_audit(report: TrainAuditReport) -> list[Fact]:
+    gone, lost = format_share(report.share_zeroed), format_share(report.share_lost)
+    facts = [
+        _loss_scale(report.window),
+        Fact(
+            "Without a scale",
+            f"{gone} of the non-zero parameter gradients vanish in FP16",
+            Style.WARN if report.share_zeroed else Style.GOOD,
+        ),
+    ]
+    if report.overflowing:
+        reached = [f"{name} ({largest:.4g})" for name, largest in report.overflowing.items()]
+        names = ", ".join(reached[:2]) + (", ..." if len(reached) > 2 else "")
+        text = f"{plural(len(reached), 'module')} beyond 65504: {names}"
+        facts.append(Fact("Activations", text, Style.BAD))
+    else:
+        facts.append(Fact("Activations", "none beyond 65504", Style.GOOD))
+    text = f"FP16 weights lose {lost} of them (SGD, learning rate {report.learning_rate:g})"
+    text += ": keep FP32 master weights" if report.share_lost else ""
+    facts.append(Fact("Updates", text, topic=Topic.COST))
+    if report.autocast_fp32:
+        calls = ", ".join(f"{name} {count}" for name, count in report.autocast_fp32.items())
+        facts.append(Fact("Autocast in FP32", calls, topic=Topic.COST))
+    losses = f"{report.losses[0]:.4g}" + (f" to {report.losses[-1]:.4g}" if report.batches > 1 else "")
+    text = f"{plural(report.batches, 'batch')} forward and backward in FP32, loss {losses}"
+    return [*facts, Fact("Evidence", text, topic=Topic.EVIDENCE)]
+
+
+def _loss_scale(window: ScaleRange) -> Fact:
+    label = "Loss scale"
+    if window.is_open:
+        text = f"2^{window.recommended} (safe from 2^{window.lowest} to 2^{window.highest})"
+        return Fact(label, text, Style.GOOD)
+    text = f"none rescues all: up to 2^{window.highest} nothing overflows, 2^{window.lowest} would be needed"
+    return Fact(label, text, Style.WARN)
+
+
 _FACTS: dict[type[Report], Callable[..., list[Fact]]] = {
     AnalyzeReport: _analyze,
     PlanReport: _plan,
@@ -248,6 +286,7 @@ _FACTS: dict[type[Report], Callable[..., list[Fact]]] = {
     ValidateReport: _validate,
     ExplainReport: _explain,
     DiffReport: _diff,
+    TrainAuditReport: _train_audit,
 }
 
 _HEADLINES: dict[type[Report], str] = {ValidateReport: "Validated"}

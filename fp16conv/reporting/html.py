@@ -19,6 +19,7 @@ from fp16conv.reporting.payload import build_payload, dump_safely
 from fp16conv.reporting.per_operator import PerOperator
 from fp16conv.reporting.report import DecisionSummary, ModelFacts, Report, Severity, ValidationResult, dump
 from fp16conv.reporting.sanitize import sanitize
+from fp16conv.reporting.training import ScaleRange, TrainAuditReport, format_scales
 from fp16conv.reporting.units import format_bytes, format_error, format_seconds, format_share, plural
 
 __all__ = ["render_html"]
@@ -47,6 +48,7 @@ def render_html(report: Report) -> str:
         ("outputs", "Outputs", _outputs(getattr(report, "validation", None))),
         ("causes", "Causes", _causes(getattr(report, "per_operator", None))),
         ("frontier", "Frontier", _frontier(report)),
+        ("gradients", "Gradients", _gradients(report)),
     ]
     links = [(name, title) for name, title, body in sections if body]
     details = ""
@@ -106,7 +108,7 @@ def _text_lines(text: str) -> str:
 
 
 def _subject(report: Report) -> str:
-    for name in ("model_path", "candidate"):
+    for name in ("model_path", "candidate", "source"):
         if hasattr(report, name):
             return str(getattr(report, name))
     model = getattr(report, "model", None)
@@ -373,6 +375,52 @@ def _frontier(report: Report) -> str:
         "Accuracy against time",
         _asset("frontier.html") + _table(header, rows) + _roundings(report),
     )
+
+
+def _gradients(report: Report) -> str:
+    if not isinstance(report, TrainAuditReport) or not report.gradients:
+        return ""
+    scales = [note.scales for note in report.gradients if note.scales is not None]
+    ends = [0, report.window.recommended, *(end for s in scales for end in (s.lowest, s.highest))]
+    rows = [
+        _row(
+            (f'<span class="mono">{_text(note.name)}</span>', "name"),
+            (_text(note.kind), ""),
+            (format_share(note.share_zeroed), "num"),
+            (_interval(note.scales, report.window.recommended, min(ends), max(ends)), ""),
+            (_text(format_scales(note.scales)), "num"),
+            (format_error(note.max_abs), "num"),
+            ("-" if note.share_lost is None else format_share(note.share_lost), "num"),
+        )
+        for note in report.gradients
+    ]
+    header = (
+        ("Gradients of", ""),
+        ("", ""),
+        ("vanish at scale 1", "num"),
+        (f"2^{min(ends)} to 2^{max(ends)}", ""),
+        ("safe scales", "num"),
+        ("largest", "num"),
+        ("lost updates", "num"),
+    )
+    words = "Bars are the loss scales with which gradients neither vanish nor overflow; the line is the "
+    words += f"{'recommended scale' if report.window.is_open else 'largest that overflows nothing'}, "
+    words += f"2^{report.window.recommended}."
+    body = _asset("gradients.html") + f'<p class="dim">{words}</p>' + _table(header, rows)
+    return _section("gradients", "Gradients against FP16", body)
+
+
+def _interval(scales: ScaleRange | None, chosen: int, first: int, last: int) -> str:
+    """Loss scales as a bar between two exponents; a closed range is its gap, in the colour of errors."""
+    words = f"safe: {format_scales(scales)}; recommended: 2^{chosen}"
+    bar = ""
+    if scales is not None:
+        left, right = sorted((scales.lowest, scales.highest))
+        kind = "open" if scales.is_open else "closed"
+        bar = f'<rect class="{kind}" x="{left - first}" y="2" width="{right - left + 1}" height="6"/>'
+    line = f'<rect class="line" x="{chosen - first + 0.4:g}" y="0" width="0.2" height="10"/>'
+    box = f'viewBox="0 0 {last - first + 1} 10" preserveAspectRatio="none"'
+    return f'<svg class="interval" {box} role="img" aria-label="{_text(words)}">{bar}{line}</svg>'
 
 
 def _about(report: Report) -> str:

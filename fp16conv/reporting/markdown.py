@@ -10,6 +10,7 @@ from fp16conv.reporting.layout import Style
 from fp16conv.reporting.per_operator import PerOperator
 from fp16conv.reporting.report import DecisionSummary, Report, ValidationResult
 from fp16conv.reporting.sanitize import clip, sanitize
+from fp16conv.reporting.training import TrainAuditReport, format_scales, worst_gradients
 from fp16conv.reporting.tuning import TuneReport
 from fp16conv.reporting.units import format_error, format_seconds, format_share, plural
 
@@ -37,6 +38,8 @@ def render_markdown(report: Report) -> str:
     )
     if isinstance(report, TuneReport):
         lines += _frontier(report)
+    if isinstance(report, TrainAuditReport):
+        lines += _gradients(report)
     lines += _validation(getattr(report, "validation", None))
     lines += _causes(getattr(report, "per_operator", None))
     lines += _kept(getattr(report, "decisions", None))
@@ -111,6 +114,22 @@ def _frontier(report: TuneReport) -> list[str]:
     ]
     header = ("", "rel. L2", "of allowed", "predicted", "casts", "FP16 MACs", "found by")
     return ["**Measured plans**", "", *_table(header, rows)] if rows else []
+
+
+def _gradients(report: TrainAuditReport) -> list[str]:
+    rows = [
+        (
+            _name(note.name),
+            note.kind,
+            format_share(note.share_zeroed),
+            format_scales(note.scales),
+            format_error(note.max_abs),
+            "-" if note.share_lost is None else format_share(note.share_lost),
+        )
+        for note in worst_gradients(report.gradients)
+    ]
+    header = ("Gradients of", "", "vanish at scale 1", "safe scales", "largest", "lost updates")
+    return ["**Gradients**", "", *_table(header, rows)] if rows else []
 
 
 def _findings(report: Report) -> list[str]:

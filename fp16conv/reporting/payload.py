@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fp16conv.reporting.details import PRECISIONS, Details, ValueDetail
 from fp16conv.reporting.report import Report
 from fp16conv.reporting.sanitize import sanitize
+from fp16conv.reporting.training import TrainAuditReport
 
 __all__ = ["ALPHABET", "FLOOR", "build_payload", "dump_safely", "encode_bins"]
 
@@ -30,15 +31,28 @@ def dump_safely(data: object) -> str:
 
 
 def build_payload(report: Report) -> dict[str, object]:
-    """What the page's script draws: the operators, if there are any, and the frontier of a tuning."""
+    """What the page's script draws: operators, the frontier of a tuning, the gradients of a training."""
     frontier = [
         [_short(point.seconds), _short(point.error), bool(point.chosen)]
         for point in getattr(report, "frontier", ())
     ]
-    payload: dict[str, object] = {"frontier": frontier}
+    payload: dict[str, object] = {"frontier": frontier, "alphabet": ALPHABET, "floor": FLOOR}
+    if isinstance(report, TrainAuditReport):
+        payload["gradients"] = _gradients(report)
     if report.details is not None and report.details.operators:
         payload |= _operators(report.details)
     return payload
+
+
+def _gradients(report: TrainAuditReport) -> dict[str, object]:
+    return {
+        "label": [f"{sanitize(note.name)} ({note.kind})" for note in report.gradients],
+        "first": [note.first_exponent for note in report.gradients],
+        "bins": [encode_bins(note.counts) for note in report.gradients],
+        "zero": [_short(note.share_zeroed) for note in report.gradients],
+        "scale": report.window.recommended,
+        "open": report.window.is_open,
+    }
 
 
 class _Table:
@@ -120,8 +134,6 @@ def _operators(details: Details) -> dict[str, object]:
         "dtypes": values.dtypes.rows,
         "origins": values.origins.rows,
         "measured": any(op.error is not None for op in details.operators),
-        "alphabet": ALPHABET,
-        "floor": FLOOR,
     }
 
 

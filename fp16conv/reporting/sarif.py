@@ -22,6 +22,7 @@ from fp16conv.reporting.report import (
     ValidateReport,
 )
 from fp16conv.reporting.sanitize import sanitize
+from fp16conv.reporting.training import TrainAuditReport
 from fp16conv.reporting.units import plural
 
 __all__ = ["render_sarif"]
@@ -68,6 +69,8 @@ def _model_of(report: Report) -> str:
         return report.model.path
     if isinstance(report, PlanReport):
         return report.model_path
+    if isinstance(report, TrainAuditReport):
+        return report.source
     return report.candidate if isinstance(report, ValidateReport) else "model"
 
 

@@ -25,6 +25,7 @@ from fp16conv.reporting.report import (
     ValidationResult,
 )
 from fp16conv.reporting.sanitize import clip, display_width, sanitize
+from fp16conv.reporting.training import TrainAuditReport, format_scales, worst_gradients
 from fp16conv.reporting.tuning import FrontierPoint, TuneReport
 from fp16conv.reporting.units import (
     format_error,
@@ -44,6 +45,7 @@ _KEPT_ROOM = 12  # lines, beside the measurements of a conversion
 _OUTPUTS = 12
 _PLANS = 7
 _RULES = 20
+_GRADIENTS = 12
 _NAMES = 2
 
 _SEVERITY_STYLE = {Severity.ERROR: Style.BAD, Severity.WARNING: Style.WARN, Severity.NOTE: Style.DIM}
@@ -181,6 +183,27 @@ def _validate(report: ValidateReport, full: bool) -> list[Line]:
     return lines + _findings(report.findings, full) + _next(report.next_command)
 
 
+def _train_audit(report: TrainAuditReport, full: bool) -> list[Line]:
+    lines = [line((clip(sanitize(report.source), WIDTH, keep_end=True), Style.STRONG)), line()]
+    lines += _facts(report)
+    worst = report.gradients if full else worst_gradients(report.gradients)[:_GRADIENTS]
+    if worst:
+        head = f"{'vanish':>9}{'safe scales':>15}{'largest':>10}{'lost':>9}  "
+        lines += [line(), heading(f"{head}Gradients of")]
+    for note in worst:
+        lost = "-" if note.share_lost is None else format_share(note.share_lost)
+        numbers = f"{format_share(note.share_zeroed):>9}{format_scales(note.scales):>15}"
+        numbers += f"{format_error(note.max_abs):>10}{lost:>9}  "
+        kind = "" if note.kind == "parameter" else f" ({note.kind})"
+        name = clip(sanitize(note.name), WIDTH - display_width(numbers + kind), keep_end=True)
+        closed = note.scales is not None and not note.scales.is_open
+        lines.append(line((numbers, Style.WARN if closed else Style.PLAIN), name + kind))
+    if len(report.gradients) > len(worst):
+        more = f"{len(report.gradients) - len(worst)} more: see -v or --format json"
+        lines.append(line((f"         {more}", Style.DIM)))
+    return lines + _findings(report.findings, full) + _next(report.next_command)
+
+
 _LAYOUTS: dict[type[Report], Callable[..., list[Line]]] = {
     AnalyzeReport: _analyze,
     PlanReport: _plan,
@@ -190,6 +213,7 @@ _LAYOUTS: dict[type[Report], Callable[..., list[Line]]] = {
     ValidateReport: _validate,
     ExplainReport: layout_explain,
     DiffReport: layout_diff,
+    TrainAuditReport: _train_audit,
 }
 
 

@@ -220,3 +220,19 @@ def test_reports_of_every_verb_on_a_real_model(open_report: Any, tmp_path: Path)
         assert page.locator("#detail").is_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert page.messages == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_gradients_of_a_training_move_into_range_with_the_scale(open_report: Any, scheme: str) -> None:
+    page = open_report(sample_reports.train_audit(), scheme=scheme)
+    assert page.locator("#gradient-plot canvas").count() == 1
+    assert "At scale 1, 100.0 % become zero" in page.inner_text("#g-words")
+    before = page.locator("#gradient-plot").screenshot()
+    page.select_option("#g-scale", index=1)
+    assert page.locator("#gradient-plot").screenshot() != before
+    page.select_option("#g-of", index=0)
+    assert "At scale 1, 32.7 % become zero" in page.inner_text("#g-words")
+    assert page.locator("svg.interval").count() == 14
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(NAMELESS) == []
+    assert page.messages == []

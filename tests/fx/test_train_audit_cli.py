@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fp16conv.cli import run
+from fp16conv.reporting.units import format_share
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export warns about itself
 
@@ -23,6 +24,15 @@ def setup():
     torch.manual_seed(0)
     batches = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(2)]
     return nn.Linear(4, 3), lambda out, y: nn.functional.cross_entropy(out, y) * 1e-7, batches
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+        self.weight = nn.Parameter(torch.ones(8))
+    def forward(self, x): return x * self.weight * self.factor
+def wide():
+    net = nn.Sequential(Scaled(1e6), Scaled(1e-12))
+    return net, lambda out, y: (out * y).sum(), [(torch.ones(1, 8), torch.logspace(0, 30, 8))]
 def wrong(): return nn.Linear(4, 3)
 """
 
@@ -41,11 +51,38 @@ def test_text_and_json_say_the_same(source: str, capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     assert run(["train-audit", f"{source}:setup", "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "fp16conv.train-audit/1"
     assert data["batches"] == 2
-    assert f"{data['share_zeroed']:.1%} vanish" in text
+    assert f"{format_share(data['share_zeroed'])} of the non-zero parameter gradients vanish" in text
     window = data["window"]
     assert f"safe from 2^{window['lowest']} to 2^{window['highest']}" in text
     assert 2.0 ** window["lowest"] <= data["loss_scale"] <= 2.0 ** window["highest"]
+    weight = data["gradients"][0]
+    assert (weight["name"], weight["kind"], sum(weight["counts"])) == ("weight", "parameter", 2 * 12)
+    top = weight["first_exponent"] + len(weight["counts"]) - 1
+    assert 2.0**top <= weight["max_abs"] < 2.0 ** (top + 1)
+
+
+def test_reports_are_written_beside_stdout(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name for name in ("a.html", "a.md", "a.sarif", "a.xml")]
+    flags = [word for file in files for word in ("--report", str(file))]
+    assert run(["train-audit", f"{source}:setup", *flags]) == 0
+    assert capsys.readouterr().out
+    assert "Gradients against FP16" in files[0].read_text(encoding="utf-8")
+    assert "| <code>weight</code> | parameter |" in files[1].read_text(encoding="utf-8")
+    assert json.loads(files[2].read_text(encoding="utf-8"))["runs"][0]["results"] == []
+    assert 'failures="0"' in files[3].read_text(encoding="utf-8")
+
+
+def test_overflow_and_a_closed_window_are_warnings(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train-audit", f"{source}:wide", "--format", "json"]
+    assert run(command) == 0
+    found = {f["rule"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert set(found) == {"activation-overflow", "no-loss-scale"}
+    assert found["activation-overflow"]["where"] == "0"
+    assert run([*command, "--fail-on", "warning"]) == 1
 
 
 @pytest.mark.parametrize("name", ["wrong", "absent"])

@@ -93,6 +93,7 @@
   const powers = { size: 64, space: 26, incrs: [0.5, 1, 2, 5], values: (_, ticks) => ticks.map((t) => (10 ** t).toExponential(0)) };
 
   drawFrontier(data.frontier);
+  drawGradients(data.gradients);
   if (!data.ops) {
     document.querySelectorAll(".needs-js[data-op]").forEach((slot) => slot.remove());
     return;
@@ -497,8 +498,9 @@
   }
   function drawHistogram(host) {
     const v = Number(host.dataset.value);
-    const bins = values.bins[v];
-    const first = values.first[v];
+    plot(host, (width) => histogram(width, values.first[v], values.bins[v]));
+  }
+  function histogram(width, first, bins) {
     const xs = [];
     const ys = [];
     const low = Math.min(first, -26) - 1;
@@ -508,16 +510,16 @@
       const code = e >= first && e < first + bins.length ? data.alphabet.indexOf(bins[e - first]) : 0;
       ys.push(code > 0 ? data.floor * (1 - (code - 1) / (data.alphabet.length - 2)) : null);
     }
-    plot(host, (width) => [{
+    return [{
       width, height: 190, legend: { live: true },
       scales: { x: { time: false, range: [low - 0.5, high + 0.5] }, y: { range: [data.floor, 0] } },
-      axes: [axis({ values: (_, t) => t.map((e) => `2^${e}`), space: 44 }), axis(powers)],
+      axes: [axis({ values: (_, t) => t.map((e) => `2^${e}`), space: 44, incrs: [1, 2, 5, 10, 20] }), axis(powers)],
       series: [
         { label: "magnitude", value: (_, e) => (e === null || e === undefined ? "–" : `2^${e} to 2^${e + 1}`) },
         { label: "share", stroke: color("--fp16"), fill: color("--fp16"), paths: uPlot.paths.bars({ size: [0.86, 60] }), fillTo: data.floor, points: { show: false }, value: (_, y) => (y === null || y === undefined ? "0" : percent(unlog(y))) },
       ],
       hooks: { drawClear: [(u) => zones(u, low, high, false)], draw: [(u) => zones(u, low, high, true)] },
-    }, [xs, ys]]);
+    }, [xs, ys]];
   }
   function zones(u, low, high, naming) {
     const ink = u.ctx;
@@ -525,7 +527,7 @@
     ink.save();
     ink.font = `${11 * scale}px system-ui, sans-serif`;
     ink.textAlign = "center";
-    for (const [from, to, name, tint] of [[15.5, high + 0.5, "overflow", "--zone"], [-24.5, -14.5, "subnormal", "--zone2"], [low - 0.5, -24.5, "zero", "--zone"]]) {
+    for (const [from, to, name, tint] of [[15.5, high + 0.5, "overflow", "--zone"], [-25.5, -14.5, "subnormal", "--zone2"], [low - 0.5, -25.5, "zero", "--zone"]]) {
       const left = u.valToPos(Math.max(from, low - 0.5), "x", true);
       const right = u.valToPos(Math.min(to, high + 0.5), "x", true);
       if (right <= left) continue;
@@ -552,6 +554,31 @@
         { label: "chosen", stroke: color("--fp32"), paths: () => null, points: { show: true, size: 13, width: 3, fill: color("--bg") }, value: (_, y) => (y === null || y === undefined ? "–" : "yes") },
       ],
     }, [known.map((p) => p[0] * 1e3), known.map((p) => log(p[1])), known.map((p) => (p[2] ? log(p[1]) : null))]]);
+  }
+
+  // ---- the gradients of a training: what FP16 sees of them at a loss scale ----
+  function drawGradients(found) {
+    const host = $("gradient-plot");
+    if (!host || !found) return;
+    const of = $("g-of");
+    const scale = $("g-scale");
+    found.label.forEach((label, i) => { if (found.bins[i]) of.append(make("option", { value: i }, label)); });
+    if (!of.options.length) return;
+    for (const [exponent, name] of new Map([[0, "1 (none)"], [found.scale, `2^${found.scale} (${found.open ? "recommended" : "overflows nothing"})`]])) {
+      scale.append(make("option", { value: exponent }, name));
+    }
+    const worst = found.zero.reduce((best, x, i) => (found.bins[i] && x > found.zero[best] ? i : best), Number(of.value));
+    of.value = String(worst);
+    const entry = plot(host, (width) => histogram(width, found.first[of.value] + Number(scale.value), found.bins[of.value]));
+    const show = () => {
+      entry.draw();
+      const words = `Magnitudes by base-2 exponent, times the loss scale, against what FP16 holds. At scale 1, ${percent(found.zero[of.value])} become zero.`;
+      $("g-words").textContent = words;
+      host.setAttribute("aria-label", `${of.selectedOptions[0].textContent}. ${words}`);
+    };
+    of.addEventListener("change", show);
+    scale.addEventListener("change", show);
+    show();
   }
   root.dataset.ready = "yes";
 })();

@@ -30,6 +30,7 @@ from fp16conv.reporting.report import (
     ValidateReport,
     ValidationResult,
 )
+from fp16conv.reporting.training import GradientNote, ScaleRange, TrainAuditReport
 from fp16conv.reporting.tuning import Effort, FrontierPoint, Moved, Rounding, TuneReport
 
 HOSTILE = "a\x1b[31m\r\n\x9b2J[bold]\u202e\u2066" + "漢" * 60
@@ -199,12 +200,49 @@ def plan(name: str = "encoder") -> PlanReport:
     )
 
 
+def train_audit(name: str = "encoder", *, ok: bool = True) -> TrainAuditReport:
+    bell = (3, 40, 210, 600, 900, 610, 200, 42, 2)  # exponents -28 - i and up; below -25 they round to zero
+    gradients = tuple(
+        GradientNote(
+            name=f"{name}.{i}.weight",
+            kind="parameter" if i < 9 else "activation",
+            max_abs=1.5 * 2.0 ** (-20 - i) if i else 0.0,
+            share_zeroed=sum(bell[: i + 3]) / sum(bell) if i else 0.0,
+            scales=ScaleRange(i + 4, 34 + i, 32 + i) if i else None,
+            first_exponent=-28 - i if i else 0,
+            counts=bell if i else (),
+            share_lost=(0.9 if i else 0.0) if i < 9 else None,
+        )
+        for i in range(14)
+    )
+    if not ok:
+        gradients += (GradientNote(name, "activation", 4096.0, 0.0, ScaleRange(20, 2, 2), -38, (1,) * 51),)
+    return TrainAuditReport(
+        tool_version="0.0.0",
+        options={"learning_rate": 0.001},
+        findings=() if ok else findings(name, 2),
+        source=f"{name}.train:setup",
+        batches=2 if ok else 1,
+        losses=(2.31, 1.87) if ok else (2.31,),
+        gradients=gradients,
+        overflowing={} if ok else {f"{name}.{i}": 70000.0 * (i + 1) for i in range(3)},
+        autocast_fp32={"layer_norm": 4, "softmax": 2} if ok else {},
+        window=ScaleRange(12, 34, 32) if ok else ScaleRange(20, 2, 2),
+        loss_scale=2.0**32 if ok else 4.0,
+        share_zeroed=0.0812,
+        share_lost=0.9,
+        learning_rate=0.001,
+    )
+
+
 def all_reports(name: str) -> dict[str, Report]:
     return {
         "analyze": analyze(name),
         "convert": convert(name),
         "convert_missed": convert(name, ok=False),
         "plan": plan(name),
+        "train_audit": train_audit(name),
+        "train_audit_closed": train_audit(name, ok=False),
         "tune": tune(name),
         "tune_missed": tune(name, ok=False),
         "validate": validate(name),
