@@ -14,6 +14,7 @@ from fp16conv.graph import DataType
 from fp16conv.planning.planner import make_plan
 from fp16conv.reporting.audit import RuleAuditReport, RuleEffect
 from fp16conv.reporting.progress import Progress
+from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Verdicts
 from fp16conv.study import (
     OptionWords,
@@ -77,6 +78,7 @@ def audit_rules(
             runtime,
             saturated=tuple(study.verdicts.saturated),
             folded=tuple(study.verdicts.folded),
+            rescaled=exponents_of(study.verdicts.rescaled),
             rtol=rtol,
             atol=atol,
             batches=len(study.feeds),

@@ -16,6 +16,7 @@ from fp16conv.graph import DataType
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import Check, OperatorError, OutputFile, Repair
+from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Authority, Reason
 from fp16conv.study import Study
 from fp16conv.validation.attribution import attribute, repair_plan
@@ -175,6 +176,7 @@ class ConversionJob:
             facts=self._study.facts,
             saturated=tuple(plan.saturated),
             folded=tuple(plan.folded),
+            rescaled=exponents_of(plan.rescaled),
             rtol=self._comparison.rtol * TIGHTER ** (number - 1),
             atol=self._comparison.atol * TIGHTER ** (number - 1),
             allow_integer_changes=self._comparison.allow_integer_changes,
@@ -202,6 +204,7 @@ def culprits_of(study: Study, comparison: Comparison, plan: PrecisionPlan) -> tu
         comparison.runtime,
         saturated=tuple(plan.saturated),
         folded=tuple(plan.folded),
+        rescaled=exponents_of(plan.rescaled),
         rtol=comparison.rtol,
         atol=comparison.atol,
         allow_integer_changes=comparison.allow_integer_changes,

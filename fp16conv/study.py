@@ -38,6 +38,7 @@ from fp16conv.reporting.report import Evidence, ModelFacts
 from fp16conv.reporting.summary import describe_model
 from fp16conv.rulebook.book import RuleBook, load_book
 from fp16conv.rulebook.judge import judge
+from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Judgement, Reason, Verdict, Verdicts
 from fp16conv.validation.compare import load_reference, run_reference
 from fp16conv.validation.depth import errors_of_plan
@@ -100,7 +101,8 @@ class OptionWords(InputWords, total=False):
         force_fp16: the same: run in FP16 whatever the rules say.
         rules: rules files of the user's own.
         keep_io_types: graph inputs and outputs keep their types, default True.
-        repairs: ways to keep FP16 that are off by default: `fold-batchnorm`, `saturate` (ONNX only).
+        repairs: ways to keep FP16 that are off by default: `fold-batchnorm`, `rescale`, `saturate`
+            (ONNX only).
     """
 
     profile: str
@@ -423,6 +425,7 @@ def list_details(study: Study, plan: PrecisionPlan, runtime: Runtime) -> Details
                 runtime,
                 saturated=tuple(plan.saturated),
                 folded=tuple(plan.folded),
+                rescaled=exponents_of(plan.rescaled),
                 shapes=study.shapes,
                 memory_limit=study.options.memory_limit,
             )

@@ -28,6 +28,7 @@ from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import Finding, Severity
 from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
 from fp16conv.reporting.tuning import Effort, TuneReport
+from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.study import (
     OptionWords,
     Study,
@@ -257,6 +258,7 @@ def tune_study(
                 allow_integer_changes,
                 sorted(study.verdicts.saturated),
                 sorted(study.verdicts.folded),
+                sorted(exponents_of(study.verdicts.rescaled).items()),
             )
         ),
     ]
@@ -266,6 +268,7 @@ def tune_study(
         runtime,
         saturated=tuple(study.verdicts.saturated),
         folded=tuple(study.verdicts.folded),
+        rescaled=exponents_of(study.verdicts.rescaled),
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fp16conv.errors import PlanError
 from fp16conv.graph import DataType, ModelGraph, Use
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.rulebook.folding import STATISTICS
+from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Reason
 
 __all__ = ["Assignment", "assign"]
@@ -25,6 +26,7 @@ class Assignment:
         saturated: ids of the constants that become +-65504 where FP16 cannot hold them.
         lowered: ids of the operators that are written as others in FP16.
         folded: ids of the BatchNormalizations in FP16 that become a Mul and an Add.
+        rescaled: exponents k by id of the products that are computed times 2^-k in FP16.
     """
 
     graph: ModelGraph
@@ -33,6 +35,7 @@ class Assignment:
     saturated: frozenset[int]
     lowered: frozenset[int] = frozenset()
     folded: frozenset[int] = frozenset()
+    rescaled: Mapping[int, int] = field(default_factory=dict)
 
     def of_value(self, value: int) -> DataType:
         """The dtype a value gets; constants and values that are not FLOAT keep their own.
@@ -123,7 +126,8 @@ def assign(graph: ModelGraph, plan: PrecisionPlan) -> Assignment:
         )
     folded = frozenset(op for op in plan.folded if _writes_fp16(graph, op, decided))
     saturated, lowered = frozenset(plan.saturated), frozenset(plan.lowered)
-    return Assignment(graph, decided, tuple(reasons), saturated, lowered, folded)
+    rescaled = exponents_of(plan.rescaled)
+    return Assignment(graph, decided, tuple(reasons), saturated, lowered, folded, rescaled)
 
 
 def _writes_fp16(graph: ModelGraph, op: int, dtypes: Sequence[DataType]) -> bool:

@@ -13,6 +13,7 @@ from fp16conv.conversion.passes.drop_noop_casts import DropNoopCastsPass
 from fp16conv.conversion.passes.fold_norms import FoldNormsPass
 from fp16conv.conversion.passes.insert_casts import InsertCastsPass
 from fp16conv.conversion.passes.lower_clips import LowerClipsPass
+from fp16conv.conversion.passes.rescale_regions import RescaleRegionsPass
 from fp16conv.conversion.passes.retarget_attributes import RetargetAttributesPass
 from fp16conv.conversion.passes.retype_values import RetypeValuesPass
 from fp16conv.conversion.workspace import open_workspace
@@ -52,6 +53,7 @@ def convert(loaded: LoadedModel, plan: PrecisionPlan) -> ir.Model:
         DropNoopCastsPass(workspace, assignment),
         LowerClipsPass(workspace, assignment),
         FoldNormsPass(workspace, assignment),
+        RescaleRegionsPass(workspace, assignment),
     ):
         run(model)
     return model

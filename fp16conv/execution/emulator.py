@@ -11,7 +11,7 @@ variable.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +24,7 @@ from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, Use
 from fp16conv.rulebook.folding import STATISTICS, stand_ins
+from fp16conv.rulebook.rescaling import Scales, find_scales
 
 __all__ = ["EmulationOptions", "emulate_model", "emulate_plan", "emulation_notes"]
 
@@ -61,6 +62,7 @@ def emulate_plan(
     *,
     saturated: Collection[int] = (),
     folded: Collection[int] = (),
+    rescaled: Mapping[int, int] | None = None,
     options: EmulationOptions = DEFAULT,
 ) -> ir.Model:
     """Emulate a plan on the FP32 model, without converting it.
@@ -70,13 +72,16 @@ def emulate_plan(
         dtypes: FLOAT or FLOAT16 per type variable id.
         saturated: ids of constants that become +-65504 instead of +-infinity where FP16 reads them.
         folded: ids of BatchNormalizations that are a Mul and an Add in FP16.
+        rescaled: exponents k by id of the products that are computed times 2^-k in FP16.
         options: pessimistic switches.
 
     Returns:
         A new FP32 model with the same interface; values keep their names and hold the rounded numbers.
     """
     work = loaded.model.clone()
-    rounded = _PlanEmulation(loaded, work, dtypes, frozenset(saturated), frozenset(folded), options).run()
+    scales = find_scales(loaded.graph, rescaled or {}, dtypes)
+    emulation = _PlanEmulation(loaded, work, dtypes, frozenset(saturated), frozenset(folded), scales, options)
+    rounded = emulation.run()
     if any(value.dtype is DataType.FLOAT16 for value in loaded.graph.values):
         return emulate_model(rounded, options=options)  # the user's own FP16 parts
     return rounded
@@ -90,11 +95,13 @@ class _PlanEmulation:
         dtypes: Sequence[DataType],
         saturated: frozenset[int],
         folded: frozenset[int],
+        scales: Scales,
         options: EmulationOptions,
     ) -> None:
         self.twins = Twins(loaded, work)
         self.graph, self.values, self.nodes = loaded.graph, self.twins.values, self.twins.nodes
         self.work, self.saturated, self.folded, self.options = work, saturated, folded, options
+        self.scales = scales
         self.is_fp16 = [dtype is DataType.FLOAT16 for dtype in dtypes]
         self.rounder = Rounder(work, options)
 
@@ -138,8 +145,11 @@ class _PlanEmulation:
         variable = self.graph.typevar_of_value(index)
         if variable is not None and self.is_fp16[variable.id]:
             producer = None if value.producer is None else self.nodes[value.producer]
+            exponent = self.scales.values.get(index, 0)
             if producer is None or not is_exact(producer):
-                self._round_all(twin)
+                self._round_all(twin, exponent)
+            if exponent:
+                self._leave(index)
             return
         uses = [use for use in self.graph.consumers(index) if self._reads_fp16(use)]
         for use in [use for use in uses if use.op in self.folded and use.slot in STATISTICS]:
@@ -148,30 +158,45 @@ class _PlanEmulation:
         if not uses:
             return
         if value.is_constant and index in self.graph.constants:
-            replacement = self._round_constant(index, twin)
+            replacements: dict[int, ir.Value] = {}
+            for use in uses:
+                exponent = self.scales.uses.get(use, 0)
+                if exponent not in replacements:
+                    replacements[exponent] = self._round_constant(index, twin, exponent)
+                self._rewire(use, twin, replacements[exponent])
         else:
             nodes = self.rounder.round(twin, self.rounder.fresh(twin.name, "rounded"))
             self.twins.insert(twin, nodes)
-            replacement = nodes[-1].outputs[0]
-        for use in uses:
-            self._rewire(use, twin, replacement)
+            for use in uses:
+                self._rewire(use, twin, nodes[-1].outputs[0])
+
+    def _leave(self, index: int) -> None:
+        """FP16 readers outside its region read a rescaled value at its own size, which FP16 may not hold."""
+        for use in self.graph.consumers(index):
+            if use.op is None or use in self.scales.uses or not self._reads_fp16(use):
+                continue
+            read = self.nodes[use.op].inputs[use.slot]
+            assert read is not None
+            nodes = self.rounder.round(read, self.rounder.fresh(read.name, "left"))
+            self.twins.insert(read, nodes)
+            self.nodes[use.op].replace_input_with(use.slot, nodes[-1].outputs[0])
 
     def _reads_fp16(self, use: Use) -> bool:
         variable = self.graph.typevar_of_use(use)
         return variable is not None and self.is_fp16[variable.id]
 
-    def _round_all(self, twin: ir.Value) -> None:
+    def _round_all(self, twin: ir.Value, exponent: int) -> None:
         """Give every reader of a value the rounded one; it takes over the name where it can."""
         readers = list(twin.uses())
         outputs = _output_slots(twin, self.twins.owner(twin))
         if twin.producer() is None:
-            nodes = self.rounder.round(twin, self.rounder.fresh(twin.name, "rounded"))
+            nodes = self.rounder.round(twin, self.rounder.fresh(twin.name, "rounded"), exponent)
             if twin.graph is self.work.graph:
                 outputs = []  # an input that is an output: one name, one value
         else:
             name = twin.name or ""
             twin.name = self.rounder.fresh(name, "raw")
-            nodes = self.rounder.round(twin, name)
+            nodes = self.rounder.round(twin, name, exponent)
         self.twins.insert(twin, nodes)
         replacement = nodes[-1].outputs[0]
         for node, slot in readers:
@@ -185,12 +210,14 @@ class _PlanEmulation:
         name = self.rounder.fresh(twin.name, "folded")
         return self.twins.replace_constant(twin, name, lambda: arrays[use.slot])
 
-    def _round_constant(self, index: int, twin: ir.Value) -> ir.Value:
+    def _round_constant(self, index: int, twin: ir.Value, exponent: int) -> ir.Value:
         tensor, is_saturated = self.graph.constants[index], index in self.saturated
         return self.twins.replace_constant(
             twin,
             self.rounder.fresh(twin.name, "rounded"),
-            lambda: self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated),
+            lambda: self.rounder.numbers(
+                np.asarray(tensor.numpy()), saturated=is_saturated, exponent=exponent
+            ),
         )
 
     def _rewire(self, use: Use, twin: ir.Value, replacement: ir.Value) -> None:

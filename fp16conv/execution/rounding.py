@@ -76,10 +76,24 @@ class Rounder:
         """`value` in another type."""
         return self.node("Cast", [value], to, name, to=int(to))
 
-    def round(self, value: ir.Value, name: str) -> list[ir.Node]:
-        """Nodes that round an FP32 value; the last one's output has `name`."""
+    def round(self, value: ir.Value, name: str, exponent: int = 0) -> list[ir.Node]:
+        """Nodes that round an FP32 value; the last one's output has `name`.
+
+        Args:
+            value: float32.
+            name: of the rounded value.
+            exponent: what is rounded is the value times 2^-exponent.
+        """
+        if exponent:
+            small = self._scale(value, -exponent, self.fresh(name, "small"))
+            rounded = self.round(small[-1].outputs[0], self.fresh(name, "scaled"))
+            return [*small, *rounded, *self._scale(rounded[-1].outputs[0], exponent, name)]
         narrow = self.cast(value, ir.DataType.FLOAT16, self.fresh(name, "fp16"))
         return [narrow, *self.widen(narrow.outputs[0], name)]
+
+    def _scale(self, value: ir.Value, exponent: int, name: str) -> list[ir.Node]:
+        factor = self.constant(np.float32(2.0**exponent), self.fresh(name, "factor"))
+        return [factor, self.node("Mul", [value, factor.outputs[0]], ir.DataType.FLOAT, name)]
 
     def widen(self, value: ir.Value, name: str) -> list[ir.Node]:
         """Nodes that bring an FP16 value back to FP32; the last one's output has `name`."""
@@ -96,13 +110,15 @@ class Rounder:
         product = self.node("Mul", [wide.outputs[0], mask.outputs[0]], ir.DataType.FLOAT, name)
         return [wide, limit, size, small, keep, mask, product]
 
-    def numbers(self, array: npt.NDArray[np.generic], *, saturated: bool = False) -> npt.NDArray[np.float32]:
-        """A constant's numbers as FP16 holds them, in float32."""
-        floats = array.astype(np.float32)
+    def numbers(
+        self, array: npt.NDArray[np.generic], *, saturated: bool = False, exponent: int = 0
+    ) -> npt.NDArray[np.float32]:
+        """A constant's numbers as FP16 holds them, in float32; what it holds is them times 2^-exponent."""
+        floats = np.ldexp(array.astype(np.float32), -exponent)
         rounded = half.saturate(floats).astype(np.float32) if saturated else half.round_to_fp16(floats)
         if self.options.flush_subnormals:
             rounded[np.abs(rounded) < half.SMALLEST_NORMAL] = 0.0
-        return rounded
+        return np.ldexp(rounded, exponent)
 
 
 def scopes(model: ir.Model) -> list[ir.Graph | ir.Function]:

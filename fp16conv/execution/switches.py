@@ -6,7 +6,7 @@ The FP32 model gets one more input, a vector of bools. Where a plan may round a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, Use
 from fp16conv.rulebook.folding import STATISTICS, stand_ins
+from fp16conv.rulebook.rescaling import find_scales
 
 __all__ = ["SWITCHES", "Slot", "SwitchedModel", "emulate_switched"]
 
@@ -73,7 +74,11 @@ class SwitchedModel:
 
 
 def emulate_switched(
-    loaded: LoadedModel, *, saturated: Collection[int] = (), folded: Collection[int] = ()
+    loaded: LoadedModel,
+    *,
+    saturated: Collection[int] = (),
+    folded: Collection[int] = (),
+    rescaled: Mapping[int, int] | None = None,
 ) -> SwitchedModel:
     """Build the model. With the switches of a plan it computes what `emulate_plan` does with its dtypes.
 
@@ -81,9 +86,11 @@ def emulate_switched(
         loaded: the FP32 model.
         saturated: ids of constants that become +-65504 instead of +-infinity where FP16 reads them.
         folded: ids of BatchNormalizations that are a Mul and an Add in FP16.
+        rescaled: exponents k by id of the products that are computed times 2^-k in FP16. What only part of
+            a region in FP16 does is shown where that part is its beginning.
     """
     work = loaded.model.clone()
-    emulation = _SwitchedEmulation(loaded, work, frozenset(saturated), frozenset(folded))
+    emulation = _SwitchedEmulation(loaded, work, frozenset(saturated), frozenset(folded), rescaled or {})
     emulation.run()
     model = work
     if any(value.dtype is DataType.FLOAT16 for value in loaded.graph.values):
@@ -107,11 +114,17 @@ def _fixed(loaded: LoadedModel) -> frozenset[int]:
 
 class _SwitchedEmulation:
     def __init__(
-        self, loaded: LoadedModel, work: ir.Model, saturated: frozenset[int], folded: frozenset[int]
+        self,
+        loaded: LoadedModel,
+        work: ir.Model,
+        saturated: frozenset[int],
+        folded: frozenset[int],
+        rescaled: Mapping[int, int],
     ) -> None:
         self.twins = Twins(loaded, work)
         self.graph, self.work = loaded.graph, work
         self.saturated, self.folded = saturated, folded
+        self.scales = find_scales(loaded.graph, rescaled)
         self.rounder = Rounder(work, DEFAULT)
         self.slots: list[Slot] = []
         self._vectors: dict[ir.Graph | ir.Function, ir.Value] = {}
@@ -168,16 +181,22 @@ class _SwitchedEmulation:
         if twin is None:
             return
         source = self.graph.typevar_of_value(index)
-        groups: dict[tuple[int | None, Use | None], list[Use]] = {}
+        held = self.scales.values.get(index, 0)
+        if held and source is not None:
+            twin = self._switch_scaled(index, twin, source.id, held)
+        groups: dict[tuple[int | None, Use | None, int], list[Use]] = {}
         for use in self.graph.consumers(index):
             reader = self.graph.typevar_of_use(use)
             key = None if reader is None or reader is source else reader.id
             statistic = use if use.op in self.folded and use.slot in STATISTICS else None
-            groups.setdefault((key, statistic), []).append(use)
+            exponent = self.scales.uses.get(use, 0)
+            if held and (exponent or key is None):
+                continue  # of one precision with the value
+            groups.setdefault((key, statistic, exponent), []).append(use)
         producer = None if value.producer is None else self.twins.nodes[value.producer]
         admits = source is not None and source.admits_fp16
-        rounded: ir.Value | None = None
-        for (key, statistic), uses in groups.items():
+        rounded: dict[int, ir.Value] = {}
+        for (key, statistic, exponent), uses in groups.items():
             if key is None and (not admits or (producer is not None and is_exact(producer))):
                 continue  # nothing to round, or rounded on the way in
             if not admits and key is not None and not self.graph.typevars[key].admits_fp16:
@@ -185,13 +204,27 @@ class _SwitchedEmulation:
             if statistic is not None:
                 other = self._fold(statistic, twin)
             else:
-                other = rounded = self._rounded(index, twin) if rounded is None else rounded
-            slot = Slot(index, None if source is None else source.id, key)
+                if exponent not in rounded:
+                    rounded[exponent] = self._rounded(index, twin, exponent)
+                other = rounded[exponent]
+            slot = Slot(index, None if source is None or held else source.id, key)
             condition = self._condition(value.scope, slot)
             chosen = self._choose(condition, other, twin)
             self._insert_after(other, twin, chosen)
             for use in uses:
                 self._rewire(use, twin, chosen.outputs[0])
+
+    def _switch_scaled(self, index: int, twin: ir.Value, source: int, exponent: int) -> ir.Value:
+        """A value of a rescaled region: all its readers get it rounded at its scale."""
+        value = self.graph.values[index]
+        if value.producer is not None and is_exact(self.twins.nodes[value.producer]):
+            return twin
+        rounded = self._rounded(index, twin, exponent)
+        chosen = self._choose(self._condition(value.scope, Slot(index, source, None)), rounded, twin)
+        self._insert_after(rounded, twin, chosen)
+        for use in self.graph.consumers(index):
+            self._rewire(use, twin, chosen.outputs[0])
+        return chosen.outputs[0]
 
     def _condition(self, scope: int, slot: Slot) -> ir.Value:
         root = self._root(scope)
@@ -221,9 +254,9 @@ class _SwitchedEmulation:
         node.outputs[0].shape = exact.shape
         return node
 
-    def _rounded(self, index: int, twin: ir.Value) -> ir.Value:
+    def _rounded(self, index: int, twin: ir.Value, exponent: int) -> ir.Value:
         if self.graph.values[index].is_constant and index in self.graph.constants:
-            return self._rounded_constant(index, twin)
+            return self._rounded_constant(index, twin, exponent)
         nodes: list[ir.Node] = []
         start = twin
         if index in self.saturated:  # a fill value that acts as infinity
@@ -233,7 +266,7 @@ class _SwitchedEmulation:
                 clip = self.rounder.node(op_type, [start, limit.outputs[0]], ir.DataType.FLOAT, name)
                 nodes += [limit, clip]
                 start = clip.outputs[0]
-        nodes += self.rounder.round(start, self.rounder.fresh(twin.name, "rounded"))
+        nodes += self.rounder.round(start, self.rounder.fresh(twin.name, "rounded"), exponent)
         self.twins.insert(twin, nodes)
         return nodes[-1].outputs[0]
 
@@ -243,12 +276,14 @@ class _SwitchedEmulation:
         name = self.rounder.fresh(twin.name, "folded")
         return self.twins.replace_constant(twin, name, lambda: arrays[use.slot])
 
-    def _rounded_constant(self, index: int, twin: ir.Value) -> ir.Value:
+    def _rounded_constant(self, index: int, twin: ir.Value, exponent: int) -> ir.Value:
         tensor, is_saturated = self.graph.constants[index], index in self.saturated
         return self.twins.replace_constant(
             twin,
             self.rounder.fresh(twin.name, "rounded"),
-            lambda: self.rounder.numbers(np.asarray(tensor.numpy()), saturated=is_saturated),
+            lambda: self.rounder.numbers(
+                np.asarray(tensor.numpy()), saturated=is_saturated, exponent=exponent
+            ),
         )
 
     def _insert_after(self, rounded: ir.Value, twin: ir.Value, node: ir.Node) -> None:

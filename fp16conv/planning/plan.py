@@ -53,7 +53,8 @@ class PrecisionPlan:
     Constants need no cast entry: one that is read in FP16 is converted, in two copies only where
     both precisions read it. `saturated` lists constant value ids that become +-65504 in FP16, `lowered`
     operator ids that are written as other operators because the target lacks their FP16 kernel, `folded`
-    ids of BatchNormalizations that become a Mul and an Add (see `rulebook.folding`).
+    ids of BatchNormalizations that become a Mul and an Add (see `rulebook.folding`), `rescaled` ids of
+    products that are computed at a power of two of their size (see `rulebook.rescaling`).
     """
 
     model_digest: str
@@ -64,6 +65,7 @@ class PrecisionPlan:
     saturated: Mapping[int, Reason] = field(default_factory=dict)
     lowered: Mapping[int, Reason] = field(default_factory=dict)
     folded: Mapping[int, Reason] = field(default_factory=dict)
+    rescaled: Mapping[int, Reason] = field(default_factory=dict)
     predicted: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -80,6 +80,7 @@ def make_plan(
         saturated={value: verdicts.saturated[value] for value in sorted(read16)},
         lowered=_in_fp16(graph, verdicts.lowered, dtypes),
         folded=_in_fp16(graph, verdicts.folded, dtypes),
+        rescaled=_in_fp16(graph, verdicts.rescaled, dtypes),
         predicted=predict(graph, costs, dtypes, casts),
     )
 

@@ -23,6 +23,7 @@ from fp16conv.planning.casts import replan_casts
 from fp16conv.planning.plan import Cast, Decision, PrecisionPlan
 from fp16conv.planning.planner import label_of
 from fp16conv.rulebook.folding import fold_batch_norm
+from fp16conv.rulebook.rescaling import MAX_EXPONENT, exponents_of, find_region
 from fp16conv.rulebook.types import Authority, Reason, Verdict
 
 __all__ = ["MAX_BYTES", "SCHEMA", "bind_plan", "dump_plan", "load_plan", "parse_plan", "save_plan"]
@@ -54,6 +55,7 @@ def dump_plan(plan: PrecisionPlan) -> str:
             ("saturated", _dump_reasons("value", plan.saturated)),
             ("lowered", _dump_reasons("op", plan.lowered)),
             ("folded", _dump_reasons("op", plan.folded)),
+            ("rescaled", _dump_reasons("op", plan.rescaled)),
         ]
     except (TypeError, ValueError) as error:
         raise PlanError("the plan cannot be written as JSON", why=str(error)) from error
@@ -168,10 +170,19 @@ def bind_plan(plan: PrecisionPlan, graph: ModelGraph, *, where: str = "plan") ->
     for op in plan.lowered:
         if op >= len(graph.ops):
             raise PlanError(f"lowers operator {op}, which the model lacks", where=where, hint=_HINT)
+    _check_repairs(plan, graph, where)
+    return dataclasses.replace(plan, casts=replan_casts(graph, plan.dtypes))
+
+
+def _check_repairs(plan: PrecisionPlan, graph: ModelGraph, where: str) -> None:
     for op in plan.folded:
         if op >= len(graph.ops) or fold_batch_norm(graph, graph.ops[op]) is None:
             raise PlanError(f"operator {op} cannot be folded into Mul and Add", where=where, hint=_HINT)
-    return dataclasses.replace(plan, casts=replan_casts(graph, plan.dtypes))
+    for op, exponent in exponents_of(plan.rescaled).items():
+        if op >= len(graph.ops) or find_region(graph, graph.ops[op]) is None:
+            raise PlanError(f"operator {op} cannot be rescaled", where=where, hint=_HINT)
+        if not 0 < exponent <= MAX_EXPONENT:
+            raise PlanError(f"operator {op} has exponent {exponent}", where=where, hint=_HINT)
 
 
 def _line(data: object) -> str:
@@ -248,7 +259,7 @@ class _Reader:
 
     def plan(self, data: object) -> PrecisionPlan:
         keys = ("schema", "model_digest", "rules_digest", "options", "predicted", "decisions", "casts")
-        entry = self._object(data, "plan", (*keys, "saturated", "lowered", "folded"))
+        entry = self._object(data, "plan", (*keys, "saturated", "lowered", "folded", "rescaled"))
         self._text(entry["schema"], "schema")
         options = self._any_object(entry["options"], "options")
         predicted = self._any_object(entry["predicted"], "predicted")
@@ -261,6 +272,7 @@ class _Reader:
             saturated=self._reasons(entry["saturated"], "saturated", "value"),
             lowered=self._reasons(entry["lowered"], "lowered", "op"),
             folded=self._reasons(entry["folded"], "folded", "op"),
+            rescaled=self._reasons(entry["rescaled"], "rescaled", "op"),
             predicted={key: self._number(predicted[key], f"predicted.{key}") for key in predicted},
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -15,8 +16,8 @@ from fp16conv.rulebook.match import Evidence, Matcher, gather_evidence
 from fp16conv.rulebook.patterns import match_patterns
 from fp16conv.rulebook.pins import find_islands, find_pins
 from fp16conv.rulebook.relief import relieve
-from fp16conv.rulebook.repair_names import FOLD, SATURATE, check_repairs
-from fp16conv.rulebook.repairs import find_folds
+from fp16conv.rulebook.repair_names import FOLD, RESCALE, SATURATE, check_repairs
+from fp16conv.rulebook.repairs import OVERFLOW_RULE, Rescaling, find_folds, find_rescaling
 from fp16conv.rulebook.schema import Profile, Role, Rule, RuleKind
 from fp16conv.rulebook.selection import select_typevars
 from fp16conv.rulebook.types import Authority, Group, Judgement, PatternHit, Reason, Verdict, Verdicts
@@ -79,8 +80,18 @@ def judge(
     matcher = Matcher(graph, evidence, chosen, runtime)
     folded: dict[int, Reason] = {}
     ties: tuple[Group, ...] = ()
+    rescaling = Rescaling({}, {}, ())
+    numbers = tuple(r for r in book.rules if r.builtin and r.kind is RuleKind.EVIDENCE)
+    if RESCALE in repairs and chosen.evidence:
+        others = itertools.chain(
+            kept,
+            (tv for hit in hits if hit.verdict is Verdict.DENY for tv in hit.typevars),
+            (tv for tv, (verdict, _) in coverage.verdicts.items() if verdict is Verdict.DENY),
+        )
+        rescaling = find_rescaling(
+            graph, facts, chosen.headroom, lambda tv: matcher.find(numbers, tv), frozenset(others)
+        )
     if FOLD in repairs:
-        numbers = tuple(r for r in book.rules if r.builtin and r.kind is RuleKind.EVIDENCE)
         folded, ties = find_folds(graph, facts, lambda tv: matcher.find(numbers, tv))
     bench = _Bench(
         graph=graph,
@@ -94,16 +105,18 @@ def judge(
         relieved=relieved,
         coverage=coverage,
         folded=folded,
+        rescaled=rescaling.members,
         kept=kept,
         forced=forced,
     )
     judgements = tuple(bench.judge(tv) for tv in graph.typevars)
     return Verdicts(
         judgements=judgements,
-        groups=_groups(judgements, hits, (*coverage.groups, *ties)),
+        groups=_groups(judgements, hits, (*coverage.groups, *ties, *rescaling.ties)),
         saturated=_saturated(graph, book, evidence) if chosen.saturate or SATURATE in repairs else {},
         lowered=coverage.lowered,
         folded=folded,
+        rescaled=rescaling.reasons,
     )
 
 
@@ -128,6 +141,7 @@ class _Bench:
     relieved: frozenset[int]
     coverage: Coverage
     folded: Mapping[int, Reason]
+    rescaled: Mapping[int, Reason]
     kept: Mapping[int, str]
     forced: Mapping[int, str]
     _sorted: dict[str, tuple[Rule, ...]] = field(default_factory=dict)
@@ -168,6 +182,9 @@ class _Bench:
         if tv.op is not None and tv.op in self.folded:  # its statistics are not read any more
             matches = tuple(m for m in matches if m[0].match.constant is None)
             ranked = [*ranked, _Candidate(ranked[-1].verdict, self.folded[tv.op])]
+        if tv.op is not None and tv.op in self.rescaled:  # its values are held in range
+            matches = tuple(m for m in matches if m[0].id != OVERFLOW_RULE)
+            ranked = [*ranked, _Candidate(ranked[-1].verdict, self.rescaled[tv.op])]
         found = _by_strictness(matches)
         if tv.id in self.relieved:  # relief has looked at the eps and found it harmless
             found = [replace(c, verdict=Verdict.FOLLOW) if c.reason.rule == EPS_RULE else c for c in found]

@@ -106,6 +106,7 @@ class Verdicts:
     reason: in FP16 they become +-65504 instead of keeping their consumer in FP32. `lowered` maps operators
     that the target has no FP16 kernel for, but that others compute exactly, to the reason. `folded` maps
     BatchNormalizations whose statistics leave FP16's range to the reason why Mul and Add stand in for them.
+    `rescaled` maps products whose results leave the range to the reason, which names the power of two.
     """
 
     judgements: tuple[Judgement, ...]
@@ -113,3 +114,4 @@ class Verdicts:
     saturated: Mapping[int, Reason] = field(default_factory=dict)
     lowered: Mapping[int, Reason] = field(default_factory=dict)
     folded: Mapping[int, Reason] = field(default_factory=dict)
+    rescaled: Mapping[int, Reason] = field(default_factory=dict)

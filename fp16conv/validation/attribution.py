@@ -23,6 +23,7 @@ from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, ModelGraph, Origin, RangeFact
 from fp16conv.rulebook.folding import STATISTICS
+from fp16conv.rulebook.rescaling import find_scales
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.probe import Measurement, Probe
 
@@ -83,6 +84,7 @@ def attribute(
     *,
     saturated: Collection[int] = (),
     folded: Collection[int] = (),
+    rescaled: Mapping[int, int] | None = None,
     budget_runs: int = BUDGET_RUNS,
     rtol: float = RTOL,
     atol: float = ATOL,
@@ -99,6 +101,7 @@ def attribute(
         outputs: names of the outputs whose error counts, None for all.
         saturated: constants that become +-65504 instead of infinite.
         folded: BatchNormalizations that become a Mul and an Add.
+        rescaled: exponents k by id of the products that are computed times 2^-k.
         budget_runs: how many emulated models may be run.
         rtol: allowed relative L2 error: outputs are weighed by what they are allowed.
         atol: allowed root mean square error on top.
@@ -118,6 +121,7 @@ def attribute(
         outputs=outputs,
         saturated=saturated,
         folded=folded,
+        rescaled=rescaled,
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,
@@ -162,6 +166,7 @@ def repair_plan(
     facts: Mapping[int, RangeFact] | None = None,
     saturated: Collection[int] = (),
     folded: Collection[int] = (),
+    rescaled: Mapping[int, int] | None = None,
     rtol: float = RTOL,
     atol: float = ATOL,
     allow_integer_changes: bool = False,
@@ -181,6 +186,7 @@ def repair_plan(
             none but those of constants are given.
         saturated: constants that become +-65504 instead of infinite.
         folded: BatchNormalizations that become a Mul and an Add.
+        rescaled: exponents k by id of the products that are computed times 2^-k.
         rtol: allowed relative L2 error per output.
         atol: allowed root mean square error per output, on top.
         allow_integer_changes: integer outputs may change.
@@ -203,6 +209,7 @@ def repair_plan(
         outputs=outputs,
         saturated=saturated,
         folded=folded,
+        rescaled=rescaled,
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,
@@ -231,7 +238,7 @@ def repair_plan(
                 seen = observe(loaded, runtime, batch_list, Origin.OBSERVED)
                 # What a branch would compute if it were taken causes no error.
                 known |= {v: fact for v, fact in seen.facts.items() if v not in seen.untaken}
-            found = find_overflows(loaded.graph, current, known, saturated, folded)
+            found = find_overflows(loaded.graph, current, known, saturated, folded, rescaled)
             if found:
                 move(found, [t for b in found for t in b.typevars], after)
                 after = probe.measure(current)
@@ -255,6 +262,7 @@ def find_overflows(
     facts: Mapping[int, RangeFact],
     saturated: Collection[int] = (),
     folded: Collection[int] = (),
+    rescaled: Mapping[int, int] | None = None,
 ) -> tuple[Blame, ...]:
     """The operators in FP16 that make or read a finite number FP16 cannot hold, in execution order.
 
@@ -264,6 +272,7 @@ def find_overflows(
         facts: ranges of values in FP32, constants too.
         saturated: constants that become +-65504 instead of infinite.
         folded: BatchNormalizations that become a Mul and an Add.
+        rescaled: exponents k by id of the products that are computed times 2^-k.
 
     Returns:
         Blames with equal shares.
@@ -272,6 +281,11 @@ def find_overflows(
         value
         for value, fact in facts.items()
         if fact.share_overflow > 0 or half.OVERFLOW <= fact.max_abs < math.inf
+    }
+    beyond -= {
+        value
+        for value, exponent in find_scales(graph, rescaled or {}, dtypes).values.items()
+        if value in facts and facts[value].max_abs < math.ldexp(half.OVERFLOW, exponent)
     }
     guilty = []
     for unit in _units(graph, dtypes):

@@ -33,6 +33,7 @@ def errors_of_plan(
     *,
     saturated: Collection[int] = (),
     folded: Collection[int] = (),
+    rescaled: Mapping[int, int] | None = None,
     shapes: Mapping[int, Shape] | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> dict[int, float]:
@@ -45,6 +46,7 @@ def errors_of_plan(
         runtime: CPU runtime.
         saturated: constants that become +-65504 instead of infinite.
         folded: BatchNormalizations that become a Mul and an Add.
+        rescaled: exponents k by id of the products that are computed times 2^-k.
         shapes: observed shape per value id.
         memory_limit: bytes of values held at a time.
 
@@ -54,7 +56,7 @@ def errors_of_plan(
     Raises:
         RuntimeFailure: a model does not run.
     """
-    emulated = emulate_plan(loaded, dtypes, saturated=saturated, folded=folded)
+    emulated = emulate_plan(loaded, dtypes, saturated=saturated, folded=folded, rescaled=rescaled)
     return _compare(loaded, emulated, batch, runtime, shapes or {}, memory_limit, None)
 
 

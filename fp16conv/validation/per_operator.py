@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +14,8 @@ from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, ModelGraph, Op
-from fp16conv.half import MAX
+from fp16conv.half import MAX, round_to_fp16
+from fp16conv.rulebook.rescaling import RESTORED, find_region
 from fp16conv.validation.attribution import Blame, attribute
 from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
@@ -104,6 +106,7 @@ def rank_operators(
         runtime,
         saturated=_saturated(reference.graph, candidate.graph),
         folded=_folded(reference.graph, candidate.graph),
+        rescaled=_rescaled(reference.graph, candidate.graph),
         rtol=rtol,
         atol=atol,
         allow_integer_changes=allow_integer_changes,
@@ -172,13 +175,39 @@ def _length(op: Op, following: Sequence[Op]) -> int:
 
 
 def _computing(graph: ModelGraph) -> list[Op]:
-    return [op for op in graph.ops if op.key not in ("Cast", "Constant")]
+    return [op for op in graph.ops if op.key not in ("Cast", "Constant") and not _restores(graph, op)]
+
+
+def _restores(graph: ModelGraph, op: Op) -> bool:
+    """Whether the operator only undoes the scale of a rescaled region."""
+    made = op.outputs[0] if op.outputs else None
+    return op.key == "Mul" and made is not None and op.name.startswith(f"{graph.values[made].name}{RESTORED}")
 
 
 def _folded(reference: ModelGraph, candidate: ModelGraph) -> tuple[int, ...]:
     """BatchNormalizations that are a Mul and an Add in the candidate."""
     pairs = _pairs(reference, candidate)
     return tuple(p.original.id for p in pairs if p.is_rewritten and p.original.key == "BatchNormalization")
+
+
+def _rescaled(reference: ModelGraph, candidate: ModelGraph) -> dict[int, int]:
+    """Products whose weights in the candidate are those of the reference times 2^-k: k by operator id."""
+    found: dict[int, int] = {}
+    for pair in _pairs(reference, candidate):
+        region = find_region(reference, pair.original)
+        if region is None or pair.is_rewritten:
+            continue
+        slot = region.constants[0][0].slot
+        old, new = reference.array(pair.original.inputs[slot]), candidate.array(pair.first.inputs[slot])
+        if old is None or new is None or new.dtype != np.float16:
+            continue
+        before, after = np.abs(old).max(initial=0.0), np.abs(new).max(initial=0)
+        if not (0 < after < np.inf and 0 < before < np.inf):
+            continue
+        exponent = round(math.log2(before / after))
+        if exponent > 0 and np.array_equal(round_to_fp16(np.ldexp(old.astype(np.float32), -exponent)), new):
+            found[pair.original.id] = exponent
+    return found
 
 
 def _saturated(reference: ModelGraph, candidate: ModelGraph) -> tuple[int, ...]:

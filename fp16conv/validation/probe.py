@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -32,6 +32,7 @@ NONFINITE: Final = 1e6
 class _Rewritten(TypedDict):
     saturated: frozenset[int]
     folded: frozenset[int]
+    rescaled: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Probe:
         outputs: names of the outputs to watch, None for all.
         saturated: constants that become +-65504 instead of infinite.
         folded: BatchNormalizations that become a Mul and an Add.
+        rescaled: exponents k by id of the products that are computed times 2^-k.
         rtol: allowed relative L2 error per output.
         atol: allowed root mean square error per output, on top.
         allow_integer_changes: whether integer, bool and string outputs may change.
@@ -97,13 +99,18 @@ class Probe:
         outputs: Collection[str] | None = None,
         saturated: Collection[int] = (),
         folded: Collection[int] = (),
+        rescaled: Mapping[int, int] | None = None,
         rtol: float = RTOL,
         atol: float = ATOL,
         allow_integer_changes: bool = False,
         batches: int = 1,
     ) -> None:
         self.loaded, self.runtime, self.runs = loaded, runtime, 0
-        self._rewritten: _Rewritten = {"saturated": frozenset(saturated), "folded": frozenset(folded)}
+        self._rewritten: _Rewritten = {
+            "saturated": frozenset(saturated),
+            "folded": frozenset(folded),
+            "rescaled": dict(rescaled or {}),
+        }
         self._session: SessionHandle | None = None
         self._rtol, self._atol, self._allow = rtol, atol, allow_integer_changes
         session = load_reference(runtime, loaded)

@@ -14,7 +14,7 @@ from fp16conv.errors import PlanError
 from fp16conv.graph import Op
 from fp16conv.rulebook.folding import STATISTICS, fold_batch_norm
 
-__all__ = ["FoldNormsPass"]
+__all__ = ["FoldNormsPass", "drop_unread"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FoldNormsPass(ir.passes.InPlacePass):
         node.resize_outputs(1)
         for value in dict.fromkeys(statistics):
             if value is not None:
-                _drop_unread(value)
+                drop_unread(value)
 
     def _constant(self, wanted: str, array: npt.NDArray[np.float32]) -> ir.Node:
         name = self.workspace.names.take(wanted)
@@ -66,7 +66,7 @@ class FoldNormsPass(ir.passes.InPlacePass):
         )
 
 
-def _drop_unread(value: ir.Value) -> None:
+def drop_unread(value: ir.Value) -> None:
     """Remove a constant that nothing reads any more; one that is an input or output stays."""
     if value.uses() or value.is_graph_output() or value.is_graph_input():
         return
