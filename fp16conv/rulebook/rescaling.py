@@ -41,6 +41,7 @@ RESTORED: Final = "__restored"
 """What the name of the Mul that ends a region appends to that of the value it restores."""
 
 _PRODUCTS: Final = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
+_SINCE: Final = 7  # opset from which Mul broadcasts without being told to
 _CONVOLUTIONS: Final = frozenset(("Conv", "ConvTranspose"))
 _HOMOGENEOUS: Final = frozenset(
     (
@@ -95,7 +96,7 @@ def find_region(graph: ModelGraph, op: Op) -> Region | None:
         None where the operator is no product of one computed float32 value with constants, or where the graph
         gives out its result.
     """
-    if op.key not in _PRODUCTS or not _is_inner(graph, op):
+    if op.key not in _PRODUCTS or op.opset < _SINCE or not _is_inner(graph, op):
         return None
     slots = [0] if op.key in _CONVOLUTIONS else [0, 1]
     read = [slot for slot in slots if not _is_constant(graph, op, slot)]

@@ -21,7 +21,7 @@ from fp16conv.execution.switches import SWITCHES, emulate_switched
 from fp16conv.frontends.onnx import load_onnx
 from fp16conv.graph import DataType
 from fp16conv.planning.serialize import bind_plan, dump_plan, parse_plan
-from fp16conv.rulebook.rescaling import exponents_of, fits_rescaled
+from fp16conv.rulebook.rescaling import exponents_of, find_region, fits_rescaled
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[8,64] x) => (float[8,32] y) <float[64,48] w, float[48] b, float[48] s, float[48,32] v> {
@@ -187,3 +187,10 @@ def test_per_operator_knows_the_scale(tmp_path: Path) -> None:
     shares = {found.op: found.share for found in report.per_operator.operators}
     assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)
     assert max(shares.values()) < 0.9
+
+
+@pytest.mark.parametrize(("opset", "operators"), [(6, 0), (7, 4)])
+def test_region_needs_a_mul_that_broadcasts(tmp_path: Path, opset: int, operators: int) -> None:
+    graph = load_onnx(_write(tmp_path, CONV.replace(": 13]", f": {opset}]"))).graph
+    region = find_region(graph, graph.ops[0])
+    assert (0 if region is None else len(region.ops)) == operators
