@@ -9,7 +9,9 @@ import fp16conv
 from fp16conv.reporting.text import render_text
 
 TEXT = """<ir_version: 9, opset_import: ["" : 18]>
-g (float[1,4] x) => (float[1,4] y) <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}> { y = MatMul(x, w) }"""
+g (float[1,4] x) => (float[1,4] y) <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}> {
+  y = MatMul(x, w)
+}"""
 
 
 def test_converted_model_is_done(tmp_path: Path) -> None:
