@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +136,10 @@ def _write(
     return outcome, None
 
 
+ENOUGH_BATCHES: Final = 8
+"""Below this many batches the report says that other data may err more (see docs/concepts/tuning.md)."""
+
+
 def _report(
     study: Study,
     result: TuneResult,
@@ -157,6 +161,11 @@ def _report(
     if evidence.synthetic:
         text = "made-up inputs relax no rule: with --data the search can"
         findings.append(Finding(Severity.NOTE, "synthetic-evidence", graph.source, text))
+    elif best is not None and len(study.feeds) < ENOUGH_BATCHES:
+        reserve = f"{1 - best.reading.worst:.0%} in reserve"
+        text = f"met on {len(study.feeds)} batches with {reserve}: other data may err more"
+        fix = "give more batches with --data, and validate the result on data that the search did not see"
+        findings.append(Finding(Severity.NOTE, "few-batches", graph.source, text, fix))
     validation = None
     if outcome is not None and outcome.result is not None:
         validation = summarize_validation(outcome.result)
