@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from fp16conv.execution.accumulation import split_reductions
 from fp16conv.execution.retyping import retype_model
+from fp16conv.execution.rounded_constants import replace_folded, replace_rounded
 from fp16conv.execution.rounding import DEFAULT, EmulationOptions, Rounder
 from fp16conv.execution.traits import is_exact
 from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, Use
-from fp16conv.rulebook.folding import STATISTICS, stand_ins
+from fp16conv.rulebook.folding import STATISTICS
 from fp16conv.rulebook.rescaling import Scales, find_scales
 
 __all__ = ["EmulationOptions", "emulate_model", "emulate_plan", "emulation_notes"]
@@ -154,7 +154,7 @@ class _PlanEmulation:
         uses = [use for use in self.graph.consumers(index) if self._reads_fp16(use)]
         for use in [use for use in uses if use.op in self.folded and use.slot in STATISTICS]:
             uses.remove(use)
-            self._rewire(use, twin, self._fold(use, twin))
+            self._rewire(use, twin, replace_folded(self.twins, self.rounder, use, twin))
         if not uses:
             return
         if value.is_constant and index in self.graph.constants:
@@ -162,7 +162,14 @@ class _PlanEmulation:
             for use in uses:
                 exponent = self.scales.uses.get(use, 0)
                 if exponent not in replacements:
-                    replacements[exponent] = self._round_constant(index, twin, exponent)
+                    replacements[exponent] = replace_rounded(
+                        self.twins,
+                        self.rounder,
+                        index,
+                        twin,
+                        saturated=index in self.saturated,
+                        exponent=exponent,
+                    )
                 self._rewire(use, twin, replacements[exponent])
         else:
             nodes = self.rounder.round(twin, self.rounder.fresh(twin.name, "rounded"))
@@ -203,22 +210,6 @@ class _PlanEmulation:
             node.replace_input_with(slot, replacement)
         for graph, slot in outputs:
             graph.outputs[slot] = replacement
-
-    def _fold(self, use: Use, twin: ir.Value) -> ir.Value:
-        assert use.op is not None
-        arrays = stand_ins(self.graph, self.graph.ops[use.op], self.rounder.numbers)
-        name = self.rounder.fresh(twin.name, "folded")
-        return self.twins.replace_constant(twin, name, lambda: arrays[use.slot])
-
-    def _round_constant(self, index: int, twin: ir.Value, exponent: int) -> ir.Value:
-        tensor, is_saturated = self.graph.constants[index], index in self.saturated
-        return self.twins.replace_constant(
-            twin,
-            self.rounder.fresh(twin.name, "rounded"),
-            lambda: self.rounder.numbers(
-                np.asarray(tensor.numpy()), saturated=is_saturated, exponent=exponent
-            ),
-        )
 
     def _rewire(self, use: Use, twin: ir.Value, replacement: ir.Value) -> None:
         if use.op is not None:

@@ -15,12 +15,13 @@ import onnx_ir as ir
 
 from fp16conv import half
 from fp16conv.execution.emulator import emulate_model
+from fp16conv.execution.rounded_constants import replace_folded, replace_rounded
 from fp16conv.execution.rounding import DEFAULT, Rounder
 from fp16conv.execution.traits import is_exact
 from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, Use
-from fp16conv.rulebook.folding import STATISTICS, stand_ins
+from fp16conv.rulebook.folding import STATISTICS
 from fp16conv.rulebook.rescaling import find_scales
 
 __all__ = ["SWITCHES", "Slot", "SwitchedModel", "emulate_switched"]
@@ -202,7 +203,7 @@ class _SwitchedEmulation:
             if not admits and key is not None and not self.graph.typevars[key].admits_fp16:
                 continue
             if statistic is not None:
-                other = self._fold(statistic, twin)
+                other = replace_folded(self.twins, self.rounder, statistic, twin)
             else:
                 if exponent not in rounded:
                     rounded[exponent] = self._rounded(index, twin, exponent)
@@ -256,7 +257,9 @@ class _SwitchedEmulation:
 
     def _rounded(self, index: int, twin: ir.Value, exponent: int) -> ir.Value:
         if self.graph.values[index].is_constant and index in self.graph.constants:
-            return self._rounded_constant(index, twin, exponent)
+            return replace_rounded(
+                self.twins, self.rounder, index, twin, saturated=index in self.saturated, exponent=exponent
+            )
         nodes: list[ir.Node] = []
         start = twin
         if index in self.saturated:  # a fill value that acts as infinity
@@ -269,22 +272,6 @@ class _SwitchedEmulation:
         nodes += self.rounder.round(start, self.rounder.fresh(twin.name, "rounded"), exponent)
         self.twins.insert(twin, nodes)
         return nodes[-1].outputs[0]
-
-    def _fold(self, use: Use, twin: ir.Value) -> ir.Value:
-        assert use.op is not None
-        arrays = stand_ins(self.graph, self.graph.ops[use.op], self.rounder.numbers)
-        name = self.rounder.fresh(twin.name, "folded")
-        return self.twins.replace_constant(twin, name, lambda: arrays[use.slot])
-
-    def _rounded_constant(self, index: int, twin: ir.Value, exponent: int) -> ir.Value:
-        tensor, is_saturated = self.graph.constants[index], index in self.saturated
-        return self.twins.replace_constant(
-            twin,
-            self.rounder.fresh(twin.name, "rounded"),
-            lambda: self.rounder.numbers(
-                np.asarray(tensor.numpy()), saturated=is_saturated, exponent=exponent
-            ),
-        )
 
     def _insert_after(self, rounded: ir.Value, twin: ir.Value, node: ir.Node) -> None:
         """Behind the rounding, or (inputs, initializers) at the head of the graph, behind what is there."""

@@ -339,7 +339,11 @@ def test_an_unsorted_graph_comes_out_sorted(tmp_path: Path) -> None:
     reverse = list(proto.graph.node)[::-1]
     del proto.graph.node[:]
     proto.graph.node.extend(reverse)
-    converted(load_proto(tmp_path, proto))
+    result = converted(load_proto(tmp_path, proto))
+    produced = {i.name for i in result.graph.input} | {t.name for t in result.graph.initializer}
+    for node in result.graph.node:
+        assert produced.issuperset(n for n in node.input if n), f"'{node.name}' reads what is made later"
+        produced.update(node.output)
 
 
 def _foreign(loaded: LoadedModel) -> object:

@@ -176,4 +176,4 @@ def test_a_package_in_the_current_folder_is_not_imported(
     (tmp_path / "onnxruntime.py").write_text("raise SystemExit('the wrong one')")
     monkeypatch.chdir(tmp_path)
     with Runtime(threads=1) as runtime:
-        runtime.load(parse(RELU).SerializeToString())
+        assert runtime.load(parse(RELU).SerializeToString()).providers
