@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import fp16conv
-from fp16conv.cli.app import VERBS, program
+from fp16conv.cli.app import program
+from fp16conv.cli.overview import VERBS
 from fp16conv.reporting.report import dump
 from fp16conv.rulebook.book import load_book
 

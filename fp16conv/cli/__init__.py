@@ -1,5 +1,47 @@
 """The command line: the only place that prints or exits."""
 
-from fp16conv.cli.app import main, run
+from __future__ import annotations
+
+import os
+import sys
+
+from fp16conv.cli.overview import answer
+
+TYPE_CHECKING = False  # typing's name, which type checkers know; loading typing takes half as long as Python
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from fp16conv.cli.app import run
 
 __all__ = ["main", "run"]
+
+
+def main() -> NoReturn:
+    """Run the process's command line and exit."""
+    text = None if "_FP16CONV_COMPLETE" in os.environ else answer(sys.argv[1:])
+    if text is None:
+        from fp16conv.cli.app import main as run_program
+
+        run_program()
+    sys.exit(_print(text))
+
+
+def _print(text: str) -> int:
+    """Write to stdout, which may be closed; the exit code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except OSError as error:
+        from fp16conv.cli.app import answer_failure
+
+        return answer_failure(error)
+    return 0
+
+
+def __getattr__(name: str) -> object:
+    if name == "run":
+        from fp16conv.cli.app import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

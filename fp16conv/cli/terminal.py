@@ -70,7 +70,9 @@ def print_text(text: str) -> None:
 
 
 def print_error(message: str) -> None:
-    """Write an error as one paragraph to stderr."""
+    """Write an error as one paragraph to stderr, if there is one."""
+    if sys.stderr is None:
+        return
     color = is_fancy(sys.stderr) and "NO_COLOR" not in os.environ
     label = "\x1b[1;31merror:\x1b[0m" if color else "error:"
     sys.stderr.write(f"{label} {sanitize(' '.join(message.split()))}\n")

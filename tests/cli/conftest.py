@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -35,15 +32,3 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Run:
         return Outcome(code, captured.out, captured.err)
 
     return invoke
-
-
-def run_process(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True

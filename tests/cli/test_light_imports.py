@@ -54,6 +54,21 @@ def test_help_and_usage_errors_load_nothing_heavy(args: list[str]) -> None:
     assert loaded <= ALLOWED
 
 
+@pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
+def test_what_the_program_says_of_itself_needs_no_parser(flag: str) -> None:
+    code = f"import sys; sys.argv = ['fp16conv', {flag!r}]; import fp16conv.cli as cli; cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    lines = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    ours = lines[lines.index("site") + 1 :]
+    assert set(ours) == {"__future__", "fp16conv", "fp16conv.cli", "fp16conv.cli.overview"}
+
+
 def test_importing_the_package_loads_only_itself() -> None:
     assert _loaded("import fp16conv; fp16conv.__version__; dir(fp16conv)") == {"fp16conv"}
 

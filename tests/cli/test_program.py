@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import fp16conv
 from fp16conv import errors
 from fp16conv.cli import app
+from fp16conv.cli.overview import VERBS, overview, version
 from fp16conv.reporting.report import (
     AnalyzeReport,
     ConvertReport,
@@ -50,6 +52,11 @@ def validate_report(ok: bool) -> ValidateReport:
     return ValidateReport(
         tool_version="1", reference="a", candidate="b", evidence=Evidence(True, 1), validation=result
     )
+
+
+def run_process(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
 class Recorder:
@@ -338,19 +345,31 @@ def test_colours_on_a_terminal_only_and_never_from_names(monkeypatch: pytest.Mon
         assert "\x1b[5m" not in text
 
 
-def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
-    script = f"{sys.executable} -m fp16conv rules list --format json | head -c 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
-    )
-    assert done.stderr == ""
-    assert done.stdout == "{141\n" or done.stdout == "{0\n"  # 0 if the pipe took it all
+@pytest.mark.parametrize(
+    "args", [["rules", "list", "--format", "json"], ["rules", "--help"], ["--help"]], ids=" ".join
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_no_traceback(args: list[str], unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "fp16conv", *args],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.stderr, done.returncode) == (b"", app.PIPE_CLOSED)
 
 
 # ---- help and version ----
 
 
-@pytest.mark.parametrize("verb", list(app.VERBS))
+@pytest.mark.parametrize("verb", list(VERBS))
 def test_help_of_every_verb_has_examples_and_fits(cli: Any, verb: str) -> None:
     done = cli(verb, "--help")
     assert done.code == 0
@@ -366,13 +385,25 @@ def test_help_states_the_limitations(cli: Any, verb: str) -> None:
 
 def test_every_flag_is_in_the_reference(cli: Any) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    for verb in app.VERBS:
+    for verb in VERBS:
         for flag in re.findall(r"--[a-z][a-z0-9-]+", cli(verb, "--help").out):
             assert flag in page, f"{flag} of {verb} is not in docs/reference/cli.md"
 
 
+def test_the_overview_is_what_the_program_prints_and_lists_its_options(cli: Any) -> None:
+    done = run_process("-m", "fp16conv", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == overview() == cli("-h", "analyze").out
+    assert done.stdout.isascii()
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    section = done.stdout.partition("Options:")[2].partition("Commands:")[0]
+    options = app.program.get_params(app.program.make_context("fp16conv", ["x"]))
+    assert {flag for param in options for flag in param.opts} == set(re.findall(r"(?<!\S)-[-a-z]+", section))
+
+
 def test_version(cli: Any) -> None:
     done = cli("--version")
+    assert done.out == run_process("-m", "fp16conv", "--version").stdout == version()
     assert done.out == f"fp16conv {fp16conv.__version__}\n"
     assert fp16conv.__version__ == metadata.version("fp16conv")
 

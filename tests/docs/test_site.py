@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from fp16conv.cli.app import VERBS
+from fp16conv.cli.overview import VERBS
 from fp16conv.rulebook.book import load_book
 
 ROOT = Path(__file__).resolve().parents[2]
