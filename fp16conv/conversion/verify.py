@@ -18,8 +18,10 @@ from fp16conv.collector import collection_paused
 from fp16conv.errors import ConversionError, ModelError
 from fp16conv.frontends.inference import without_weights
 from fp16conv.frontends.onnx import LoadedModel, from_proto, read_proto
+from fp16conv.frontends.onnx_library import check_file, infer_model
 from fp16conv.frontends.schemas import ONNX_DOMAINS, Schema, find_schema
 from fp16conv.graph import Container, DataType, ModelGraph, Tensor
+from fp16conv.isolation import IsolationError
 from fp16conv.planning.plan import PrecisionPlan
 
 __all__ = ["Finding", "require_valid", "verify"]
@@ -69,7 +71,7 @@ def verify(path: str | os.PathLike[str], loaded: LoadedModel, plan: PrecisionPla
             findings.append(Finding("inference", path, error))
         read = None if inferred is None else _read_plain(proto, inferred, Path(path).parent)
         calls, halves = _read_graph(from_proto(proto, Path(path)).graph) if read is None else read
-    except ModelError as e:
+    except (ModelError, IsolationError) as e:
         return (Finding("checker", path, str(e)),)
     for call in calls:
         findings += _check_types(call)
@@ -103,7 +105,7 @@ def _check(path: str, loaded: LoadedModel) -> Iterator[Finding]:
 
 def _checker_error(path: str) -> str:
     try:
-        onnx.checker.check_model(path)
+        check_file(path)
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as e:
         return _essence(e)
     return ""
@@ -112,9 +114,7 @@ def _checker_error(path: str) -> str:
 def _infer(proto: onnx.ModelProto) -> tuple[onnx.ModelProto | None, str]:
     """The model with the types of strict inference, or None and what is wrong."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(
-            without_weights(proto), check_type=True, strict_mode=True, data_prop=True
-        )
+        inferred = infer_model(without_weights(proto), is_strict=True)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as e:
         return None, _essence(e)
     return inferred, ""

@@ -8,14 +8,15 @@ what is left, in both directions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
-import onnx.defs
 import onnx_ir as ir
 from onnx import TypeProto
 
+from fp16conv.frontends.onnx_library import infer_model, infer_node
 from fp16conv.frontends.schemas import ONNX_DOMAINS, Schema, find_schema
+from fp16conv.isolation import IsolationError
 
 __all__ = ["TypeTable", "element_type", "infer_types", "opset_of", "without_weights"]
 
@@ -47,13 +48,22 @@ def infer_types(
     """
     inference = _Inference(model)
     skeleton = without_weights(proto)
-    with contextlib.suppress(Exception):  # inference errors only mean less is known
-        skeleton = onnx.shape_inference.infer_shapes(
-            skeleton, check_type=False, strict_mode=False, data_prop=True
-        )
+    with _less_is_known():
+        skeleton = infer_model(skeleton, is_strict=False)
     inference.visit_graph(model.graph, skeleton.graph, model.opset_imports)
     inference.visit_uncalled_functions()
     return inference.types, frozenset(inference.polymorphic)
+
+
+@contextlib.contextmanager
+def _less_is_known() -> Iterator[None]:
+    """Errors of inference only mean that less is known; that it does not survive the model means more."""
+    try:
+        yield
+    except IsolationError:
+        raise
+    except Exception:
+        return
 
 
 def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -172,7 +182,7 @@ class _Inference:
     def _infer_node(self, node: ir.Node, opsets: Mapping[str, int], arguments: Mapping[str, ir.Attr]) -> None:
         inferred: dict[str, TypeProto] = {}
         if all(v is None or v in self.types for v in node.inputs):
-            with contextlib.suppress(Exception):
+            with _less_is_known():
                 inferred = self._infer_with_onnx(node, opsets, arguments)
         for output in node.outputs:
             found = inferred.get(output.name or "")
@@ -200,9 +210,6 @@ class _Inference:
         self, node: ir.Node, opsets: Mapping[str, int], arguments: Mapping[str, ir.Attr]
     ) -> dict[str, TypeProto]:
         version = opset_of(node, opsets)
-        schema = onnx.defs.get_schema(
-            node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain
-        )
         proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
         data: dict[str, onnx.TensorProto] = {}
         types: dict[str, TypeProto] = {}
@@ -222,7 +229,7 @@ class _Inference:
             attr_proto.name = attr.name
             proto.attribute.append(attr_proto)
         imports = [onnx.helper.make_opsetid("" if d == "ai.onnx" else d, v) for d, v in opsets.items()]
-        return onnx.shape_inference.infer_node_outputs(schema, proto, types, data, None, imports)
+        return infer_node(version, proto, types, data, imports)
 
     def _bind(self, node: ir.Node, schema: Schema) -> None:
         """Let the schema's type variables carry dtypes from known slots to unknown ones."""

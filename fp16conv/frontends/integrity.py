@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from fp16conv.errors import ModelError
 from fp16conv.files import is_regular
+from fp16conv.frontends.encoding import find_undecodable
 from fp16conv.frontends.schemas import ONNX_DOMAINS
 
 __all__ = ["MAX_CALLS", "MAX_EXPANDED", "MAX_NESTING", "check_integrity"]
@@ -27,7 +28,6 @@ MAX_NESTING = 64  # subgraphs inside subgraphs; what walks them later is recursi
 MAX_CALLS = 64  # functions that call functions
 MAX_EXPANDED = 10**6  # operators after all functions are inlined
 MAX_ELEMENTS = 2**62  # of one tensor: beyond, products of sizes overflow in the libraries
-MAX_LIST = 2**22  # integers in a list (rank 1): onnx's inference follows each as if it were a size in a shape
 
 _Attr = onnx.AttributeProto
 _FIELDS: Mapping[int, str] = {
@@ -102,6 +102,9 @@ class _Checker:
 
     def run(self) -> None:
         proto = self.proto
+        binary = find_undecodable(proto)
+        if binary is not None:
+            self._fail("holds a text that is not UTF-8", why=repr(binary[:100]))
         opsets = self._read_imports(proto.opset_import, "")
         self._check_graph(proto.graph, opsets)
         for function in proto.functions:
@@ -136,8 +139,6 @@ class _Checker:
         names = set(inputs)
         if len(names) < len(inputs):
             self._fail("two inputs have one name", where)
-        for info in (*graph.input, *graph.value_info, *graph.output):
-            self._check_declared(info)
         for tensor in graph.initializer:
             self._check_tensor(tensor)
             names.add(tensor.name)
@@ -166,17 +167,6 @@ class _Checker:
                     inner = self._open(body, _label(node))
                     self._check_outputs(_label(node), (o.name for o in body.output), inner)
                     waiting.append((body.node, (inner, *scopes)))
-
-    def _check_declared(self, info: onnx.ValueInfoProto) -> None:
-        """Inference takes any list of integers for a shape, and memory for each of its numbers."""
-        type_ = info.type.tensor_type
-        dims = type_.shape.dim
-        if len(dims) == 1 and dims[0].dim_value > MAX_LIST and type_.elem_type in (_T.INT64, _T.INT32):
-            self._fail(
-                f"is a list of {dims[0].dim_value} integers, more than {MAX_LIST}",
-                f"value '{info.name[:200]}'",
-                hint="leave the dimension open, or give it a second one",
-            )
 
     def _check_outputs(self, where: str, outputs: Iterable[str], names: set[str]) -> None:
         for name in outputs:

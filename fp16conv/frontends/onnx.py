@@ -35,6 +35,7 @@ from fp16conv.graph import (
     Tensor,
     ValueKind,
 )
+from fp16conv.isolation import IsolationError, start_helper
 
 __all__ = ["LoadedModel", "external_files", "load_onnx", "read_proto"]
 
@@ -94,6 +95,7 @@ def load_onnx(path: str | os.PathLike[str]) -> LoadedModel:
         ModelError: the file is missing, not ONNX or truncated, or its external data is missing or outside
             its folder.
     """
+    start_helper()
     path = Path(path)
     proto = read_proto(path)
     stamps = {file: _stamp(file) for file in external_files(proto, path)}
@@ -159,9 +161,12 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     if not _is_sorted(model):
         _sort(model, path)
         current = ir.serde.serialize_model(model)
-    types, polymorphic = infer_types(model, current)
-    while polymorphic and specialize(model, types, polymorphic):
-        types, polymorphic = infer_types(model, ir.serde.serialize_model(model))
+    try:
+        types, polymorphic = infer_types(model, current)
+        while polymorphic and specialize(model, types, polymorphic):
+            types, polymorphic = infer_types(model, ir.serde.serialize_model(model))
+    except IsolationError as e:
+        raise ModelError("onnx's shape inference does not survive it", where=str(path), why=str(e)) from None
     importer = _Importer(model, types, polymorphic, str(path), _digest(proto, base_dir))
     graph = importer.run()
     return LoadedModel(path, proto, model, graph, tuple(importer.nodes), tuple(importer.values))

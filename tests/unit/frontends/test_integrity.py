@@ -54,10 +54,6 @@ def strange_opset(model: onnx.ModelProto) -> None:
     model.opset_import[0].version = 2**62
 
 
-def long_list(model: onnx.ModelProto) -> None:
-    model.graph.input.append(helper.make_tensor_value_info("n", TensorProto.INT64, [2**40]))
-
-
 def no_type(model: onnx.ModelProto) -> None:
     weight(model).data_type = 0
 
@@ -160,7 +156,6 @@ def untyped_attribute(model: onnx.ModelProto) -> None:
     ("edit", "message"),
     [
         (strange_opset, f"imports version {2**62} of ''"),
-        (long_list, f"value 'n': is a list of {2**40} integers"),
         (no_type, "tensor 'w': has the unknown data type 0"),
         (strange_type, "tensor 'w': has the unknown data type 99"),
         (negative, "tensor 'w': has the shape [-4]"),
@@ -361,3 +356,55 @@ def test_chains_of_functions() -> None:
         check_integrity(chain(1000, 1), Path("m.onnx"))
     with pytest.raises(ModelError, match="functions expand to"):
         check_integrity(chain(40, 2), Path("m.onnx"))
+
+
+def _with_binary(edit: Callable[[onnx.ModelProto], object]) -> onnx.ModelProto:
+    """The model in whose file the marker that was put somewhere is no UTF-8."""
+    model = make_model()
+    edit(model)
+    content = model.SerializeToString()
+    assert content.count(b"MARK") == 1
+    return onnx.ModelProto.FromString(content.replace(b"MARK", b"M\xffRK"))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: setattr(m, "producer_name", "MARK"),
+        lambda m: setattr(m.graph, "doc_string", "MARK" * 1 + "x" * 5000),
+        lambda m: m.metadata_props.add(key="k", value="MARK"),
+        lambda m: setattr(m.graph.node[0], "op_type", "MARK"),
+        lambda m: setattr(m.graph.node[0].attribute.add(), "name", "MARK"),
+        lambda m: m.graph.node[1].attribute[0].g.node[0].output.append("MARK"),
+        lambda m: m.graph.input[0].type.tensor_type.shape.dim.add(dim_param="MARK"),
+        lambda m: setattr(weight(m), "doc_string", "MARK"),
+        lambda m: weight(m).external_data.add(key="k", value="MARK"),
+        lambda m: m.functions.add(name="f").input.append("MARK"),
+        lambda m: m.opset_import.add(domain="MARK", version=1),
+    ],
+)
+def test_texts_that_are_no_text(edit: Callable[[onnx.ModelProto], object]) -> None:
+    with pytest.raises(ModelError, match=r"holds a text that is not UTF-8: b'M\\xffRK"):
+        check_integrity(_with_binary(edit), Path("m.onnx"))
+
+
+def test_bytes_and_backslashes_are_fine() -> None:
+    model = make_model()
+    model.graph.node[0].doc_string = "\\377 \\\\200 ü"
+    model.graph.node[0].attribute.append(helper.make_attribute("s", b"\xff\xfe"))
+    model.graph.node[0].attribute.append(helper.make_attribute("t", weight(model)))
+    model.graph.node[0].domain = "own"
+    check_integrity(model, Path("m.onnx"))
+
+
+def test_long_lists_are_read(tmp_path: Path) -> None:
+    """Inference would follow each of their numbers as a size."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[10000000] sound, int64[10000000] ids) => (float[n] y, int64[n] z) <float[1] half = {0.5}> {
+        y = Mul(sound, half)
+        z = Add(ids, ids)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    loaded = load_onnx(tmp_path / "m.onnx")
+    assert loaded.graph.ops[0].op_type == "Mul"
+    assert [v.shape for v in loaded.model.graph.inputs] == [[10**7], [10**7]]
