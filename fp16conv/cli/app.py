@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 import fp16conv
+from fp16conv.cli.deferral import defer_imports
 from fp16conv.cli.environment import Environment, Level
 from fp16conv.cli.groups import SuggestingGroup
 from fp16conv.cli.overview import VERBS, overview, version
@@ -146,6 +147,7 @@ def _trace(env: Environment) -> None:
 
 def main() -> NoReturn:
     """Run the process's command line and exit; `fp16conv.cli.main` comes here."""
+    defer_imports()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what stops jobs: clean up as after Ctrl-C
     if sys.stdout is None:  # started with stdout closed (>&-): the exit code is the answer
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
@@ -112,20 +111,3 @@ class ModelGraph:
     @cached_property
     def _main_inputs(self) -> frozenset[int]:
         return frozenset(self.main.inputs)
-
-    @cached_property
-    def digraph(self) -> nx.DiGraph[int]:
-        """Operators as vertices; edge attribute `uses` lists (value id, Use) pairs of that edge."""
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        graph.add_nodes_from(range(len(self.ops)))
-        for value in self.values:
-            if value.producer is None:
-                continue
-            for use in self._consumers[value.id]:
-                if use.op is None:
-                    continue
-                if graph.has_edge(value.producer, use.op):
-                    graph.edges[value.producer, use.op]["uses"].append((value.id, use))
-                else:
-                    graph.add_edge(value.producer, use.op, uses=[(value.id, use)])
-        return graph

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-import networkx as nx
-from networkx.algorithms.flow import boykov_kolmogorov
-
 __all__ = ["minimum_cut"]
 
 _SOURCE, _SINK = "s", "t"
@@ -170,6 +167,10 @@ class _Network:
                 self.side[v] = v in inside
 
     def _solve_component(self, component: list[int]) -> set[int | str]:
+        # Here: few models leave anything to solve, and it takes longer to load than the rest of planning.
+        import networkx as nx
+        from networkx.algorithms.flow import boykov_kolmogorov
+
         graph: nx.DiGraph[int | str] = nx.DiGraph()
         graph.add_nodes_from((_SOURCE, _SINK))
         for v in component:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from onnx import TensorProto, helper
 
 HEAVY = {"numpy", "onnx", "onnx_ir", "onnxruntime", "networkx", "torch", "rich", "ml_dtypes", "google"}
 
@@ -69,9 +71,62 @@ def test_what_the_program_says_of_itself_needs_no_parser(flag: str) -> None:
     assert set(ours) == {"__future__", "fp16conv", "fp16conv.cli", "fp16conv.cli.overview"}
 
 
+_PROGRAM = """
+import sys
+from fp16conv.cli import main
+sys.argv = ['fp16conv', *{args!r}]
+try:
+    main()
+except SystemExit as stop:
+    print('LOADED', *sys.modules)
+    sys.exit(stop.code)
+"""
+
+
+def _modules_after(args: list[str]) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(args=args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return set(done.stdout.rsplit("LOADED", 1)[1].split())
+
+
+def test_an_analysis_loads_no_library_that_it_does_not_use(tmp_path: Path) -> None:
+    rows = ["batch", 4]  # onnx_ir has symbolic dimensions computed by sympy, but we only read their names
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", [x], [y])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+    loaded = _modules_after(["analyze", str(path), "--format", "json"])
+    assert {"onnx_ir", "numpy", "fp16conv.api"} <= loaded
+    unused = {"sympy.core", "mpmath", "networkx", "onnxruntime", "rich", "torch"}
+    assert not unused & loaded
+
+
+def test_listing_rules_loads_no_model_library() -> None:
+    loaded = _modules_after(["rules", "list"])
+    assert "fp16conv.rulebook.book" in loaded
+    assert not {"onnx", "onnx_ir", "networkx", "onnxruntime", "rich", "sympy"} & loaded
+
+
+def test_a_deferred_library_is_there_when_it_is_used() -> None:
+    code = (
+        "from fp16conv.cli.deferral import defer_imports\ndefer_imports()\n"
+        "import sys, onnx_ir\nassert 'sympy.core' not in sys.modules\n"
+        "n = onnx_ir.SymbolicDim('n')\nassert (n + 1).evaluate({'n': 2}) == 3\n"
+        "import sympy.polys\nfrom sympy import Symbol\nassert 'sympy.core' in sys.modules\n"
+        "assert str(Symbol('a') * 2) == '2*a'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_the_package_loads_only_itself() -> None:
     assert _loaded("import fp16conv; fp16conv.__version__; dir(fp16conv)") == {"fp16conv"}
 
 
 def test_the_probe_sees_heavy_modules() -> None:
-    assert _loaded("import fp16conv; fp16conv.ModelGraph") & HEAVY == {"numpy", "networkx"}
+    assert _loaded("import fp16conv; fp16conv.ModelGraph") & HEAVY == {"numpy"}
