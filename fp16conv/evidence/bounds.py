@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +31,7 @@ from fp16conv.evidence.abstract.domain import (
     smallest,
     top_of,
 )
+from fp16conv.evidence.abstract.memo import MAX_NUMBERS, Memo, key_of_attributes, key_of_numbers
 from fp16conv.evidence.abstract.table import TRANSFERS
 from fp16conv.evidence.constants import fold_constants
 from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, Scope
@@ -93,23 +94,31 @@ def prove_bounds(
             interpreter.run_scope(graph.main, {})
     except _TooMuchWorkError:
         return {}
-    facts = {}
+    facts: dict[int, RangeFact] = {}
+    known_facts: dict[Bounds, RangeFact] = {}  # equal bounds are one object
     for value, bounds in sorted(interpreter.joined.items()):
         known = graph.values[value]
         if known.is_constant or not bounds.finite or known.container is not Container.TENSOR:
             continue
         if known.dtype not in _FLOATING and not (known.dtype.is_integer and _is_tighter(bounds, known.dtype)):
             continue
-        tiny = smallest(bounds)
-        facts[value] = RangeFact(
-            bounds.low,
-            bounds.high,
-            Origin.PROVEN,
-            min_abs_nonzero=tiny if tiny > 0 else None,
-            is_integral=bounds.integral,
-            has_nan=bounds.nan,
-        )
+        fact = known_facts.get(bounds)
+        if fact is None:
+            fact = known_facts[bounds] = _fact_of(bounds)
+        facts[value] = fact
     return facts
+
+
+def _fact_of(bounds: Bounds) -> RangeFact:
+    tiny = smallest(bounds)
+    return RangeFact(
+        bounds.low,
+        bounds.high,
+        Origin.PROVEN,
+        min_abs_nonzero=tiny if tiny > 0 else None,
+        is_integral=bounds.integral,
+        has_nan=bounds.nan,
+    )
 
 
 def _has_nan(bounds: Bounds) -> bool:
@@ -141,6 +150,9 @@ class _Interpreter:
     def __post_init__(self) -> None:
         self.folded = fold_constants(self.graph)
         self._constants: dict[int, Bounds] = {}
+        self._memo = Memo()
+        self._forms: dict[int, Hashable] = {}
+        self._identities: dict[int, Hashable] = {}
 
     def bind_inputs(self, ranges: dict[str, tuple[float, float]]) -> None:
         names = {self.graph.values[v].name: v for v in self.graph.main.inputs}
@@ -170,7 +182,9 @@ class _Interpreter:
         dtype = self.graph.values[value].dtype
         if _has_nan(bounds):
             bounds = top_of(dtype)
-        bounds = contain(bounds, dtype)
+        self._set(value, self._memo.unify(contain(bounds, dtype)))
+
+    def _set(self, value: int, bounds: Bounds) -> None:
         self.current[value] = bounds
         known = self.joined.get(value)
         self.joined[value] = bounds if known is None else hull((known, bounds))
@@ -186,7 +200,7 @@ class _Interpreter:
                 exact = value in self.graph.constants or array.dtype.kind != "f"
                 found = of_array(array, exact=exact)
             if found is not None:
-                self._constants[value] = found
+                found = self._constants[value] = self._memo.unify(found)
         return top_of(self.graph.values[value].dtype) if found is None else found
 
     def _known(self, value: int) -> Bounds | None:
@@ -242,31 +256,88 @@ class _Interpreter:
         elif op.subscopes:
             results = self._run_bodies(op, attrs)
         elif bound is not None and op.key in TRANSFERS:
-            call = self._call(bound)
-            try:
-                found_bounds = TRANSFERS[op.key](call)
-            except _MALFORMED:  # shapes or attributes that fit no run: nothing is proven of it
-                found_bounds = []
-            if isinstance(found_bounds, Bounds) and not found_bounds.is_well_formed:
-                found_bounds = []  # broadcasting made a table of what shapes that fit make a row
-            for value in op.inputs:
-                self.graph.release(value)
-            results = [found_bounds] if isinstance(found_bounds, Bounds) else found_bounds
-            if op.domain == "" and op.op_type in _COPIES:
-                root, copy = call.roots[0], op.outputs[0]
-                if root is not None and copy is not None:
-                    self.roots[copy] = root
+            self._transfer(bound)
+            return
+        self._record(op, results)
+
+    def _record(self, op: Op, results: Sequence[Bounds | None]) -> None:
         for slot, value in enumerate(op.outputs):
             if value is not None:
                 result = results[slot] if slot < len(results) else None
                 self.define(value, top_of(self.graph.values[value].dtype) if result is None else result)
 
-    def _call(self, op: Op) -> Call:
+    def _transfer(self, op: Op) -> None:
+        """Define the outputs of an operator that has a transfer function."""
+        ins, roots = tuple(map(self.read, op.inputs)), tuple(map(self._root, op.inputs))
+        if op.op_type in _COPIES and not op.domain:
+            root, copy = roots[0], op.outputs[0]
+            if root is not None and copy is not None:
+                self.roots[copy] = root
+        key = self._key(op, ins, roots)
+        known = None if key is None else self._memo.get(key)
+        if known is not None:
+            for made, result in zip((v for v in op.outputs if v is not None), known, strict=True):
+                self._set(made, result)
+            return
+        call = self._call(op, ins, roots)
+        try:
+            found = TRANSFERS[op.key](call)
+        except _MALFORMED:  # shapes or attributes that fit no run: nothing is proven of it
+            found = []
+        if isinstance(found, Bounds) and not found.is_well_formed:
+            found = []  # broadcasting made a table of what shapes that fit make a row
+        for value in op.inputs:
+            self.graph.release(value)
+        self._record(op, [found] if isinstance(found, Bounds) else found)
+        if key is not None:
+            self._memo.keep(key, [self.current[v] for v in op.outputs if v is not None])
+
+    def _root(self, value: int | None) -> int | None:
+        return None if value is None else self.roots.get(value, value)
+
+    def _key(
+        self, op: Op, ins: Sequence[Bounds | None], roots: Sequence[int | None]
+    ) -> tuple[Hashable, ...] | None:
+        """All that the transfer function sees of a call; None where that names values of the graph."""
+        attributes = key_of_attributes(op)
+        if attributes is None:
+            return None
+        parts: list[Hashable] = [op.key, op.opset, attributes]
+        for value, bounds, origin in zip(op.inputs, ins, roots, strict=True):
+            if value is None or bounds is None:
+                parts.append(None)
+                continue
+            if bounds.tags or bounds.ceilings:
+                return None
+            parts += (bounds, roots.index(origin), self._form(value), self._identity(value))
+        parts.append(op.outputs.count(None))
+        parts += [None if value is None else self._form(value) for value in op.outputs]
+        return tuple(parts)
+
+    def _form(self, value: int) -> Hashable:
+        """Dtype and shape."""
+        form = self._forms.get(value)
+        if form is None:
+            form = self._forms[value] = self.graph.values[value].dtype, self.shape(value)
+        return form
+
+    def _identity(self, value: int) -> Hashable:
+        """What tells a constant from others: its numbers, or that it is this one. None for no constant."""
+        if value not in self.graph.constants and value not in self.folded:
+            return None
+        if value not in self._identities:
+            small = value in self.folded or self.graph.constants[value].nbytes <= MAX_NUMBERS
+            array = self.array(value) if small else None
+            numbers = None if array is None else key_of_numbers(array)
+            self._identities[value] = value if numbers is None else numbers
+        return self._identities[value]
+
+    def _call(self, op: Op, ins: tuple[Bounds | None, ...], roots: tuple[int | None, ...]) -> Call:
         values = self.graph.values
         return Call(
             op=op,
-            ins=tuple(map(self.read, op.inputs)),
-            roots=tuple(None if v is None else self.roots.get(v, v) for v in op.inputs),
+            ins=ins,
+            roots=roots,
             shapes=tuple(map(self.shape, op.inputs)),
             out_shapes=tuple(map(self.shape, op.outputs)),
             dtypes=tuple(values[v].dtype for v in op.inputs if v is not None),

@@ -78,8 +78,12 @@ def merge_facts(observed: Mapping[int, RangeFact], proven: Mapping[int, RangeFac
         Value id -> fact; `proven_max_abs` is set where a proof counts.
     """
     merged = dict(observed)
+    shared: dict[int, RangeFact] = {}  # many values have one and the same proof
     for value, proof in proven.items():
         seen = observed.get(value)
+        if seen is None and id(proof) in shared:
+            merged[value] = shared[id(proof)]
+            continue
         if proof.max_abs > MAX or (seen is not None and seen.origin is Origin.CONSTANT):
             continue
         exact = proof.is_integral and proof.max_abs <= MAX_EXACT_INTEGER
@@ -88,6 +92,8 @@ def merge_facts(observed: Mapping[int, RangeFact], proven: Mapping[int, RangeFac
             fact = replace(seen, origin=Origin.PROVEN, lo=proof.lo, hi=proof.hi, is_integral=True)
         integral = exact if seen is None else fact.is_integral
         merged[value] = replace(fact, is_integral=integral, proven_max_abs=proof.max_abs)
+        if seen is None:
+            shared[id(proof)] = merged[value]
     return dict(sorted(merged.items()))
 
 

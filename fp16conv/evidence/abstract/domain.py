@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -113,7 +114,7 @@ class Dominance:
     dropped: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots: what is derived from the arrays is kept
 class Bounds:
     """What is known of the numbers of one tensor. NaN is no number: see `nan`.
 
@@ -145,20 +146,20 @@ class Bounds:
         """Whether lo and hi have the shape that `axis` says."""
         return self.lo.shape == self.hi.shape and self.lo.ndim == (1 if self.axis else 0)
 
-    @property
+    @cached_property
     def low(self) -> float:
         return float(self.lo.min()) if self.axis else float(self.lo)
 
-    @property
+    @cached_property
     def high(self) -> float:
         return float(self.hi.max()) if self.axis else float(self.hi)
 
-    @property
+    @cached_property
     def magnitude(self) -> float:
         """Largest magnitude, possibly infinite."""
         return max(abs(self.low), abs(self.high))
 
-    @property
+    @cached_property
     def finite(self) -> bool:
         return math.isfinite(self.magnitude)
 
