@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import ModuleType
+
+from fp16conv.collector import collection_paused
 
 __all__ = ["Environment", "Level"]
 
@@ -34,5 +37,7 @@ class Environment:
     def api(self) -> ModuleType:
         """The module fp16conv.api, or what stands in for it."""
         if self.functions is None:
-            self.functions = importlib.import_module("fp16conv.api")
+            with collection_paused():
+                self.functions = importlib.import_module("fp16conv.api")
+            gc.freeze()  # modules stay: no round of the collector need walk them
         return self.functions  # type: ignore[return-value]

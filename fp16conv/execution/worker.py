@@ -198,20 +198,31 @@ def _plain(value: Any) -> object:
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer commands until the parent closes the pipe."""
-    host: _Host | None = None
+    host = _load_host()  # before the first command: the parent does other work meanwhile
     while True:
         try:
             command, arguments = read_message(source)
         except EOFError:
             return
-        try:
-            if host is None:
-                host = _Host()
-            action: Callable[..., object] = getattr(host, command)
-            reply: tuple[str, object] = ("ok", action(**arguments))
-        except Exception as error:
-            reply = ("error", f"{type(error).__name__}: {error}")
-        write_message(sink, reply)
+        write_message(sink, _answer(host, command, arguments))
+
+
+def _load_host() -> _Host | str:
+    """The host, or why there is none."""
+    try:
+        return _Host()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _answer(host: _Host | str, command: str, arguments: Mapping[str, Any]) -> tuple[str, object]:
+    if isinstance(host, str):
+        return "error", host
+    try:
+        action: Callable[..., object] = getattr(host, command)
+        return "ok", action(**arguments)
+    except Exception as error:
+        return "error", f"{type(error).__name__}: {error}"
 
 
 def main() -> None:
@@ -222,6 +233,8 @@ def main() -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     serve(sys.stdin.buffer, sink)
+    sys.stderr.flush()
+    os._exit(0)  # at once: the parent waits, and taking down interpreter and runtime saves nothing
 
 
 if __name__ == "__main__":
