@@ -253,11 +253,11 @@ def _train_audit(report: TrainAuditReport) -> list[Fact]:
     if report.overflowing:
         reached = [f"{name} ({largest:.4g})" for name, largest in report.overflowing.items()]
         names = ", ".join(reached[:2]) + (", ..." if len(reached) > 2 else "")
-        text = f"{plural(len(reached), 'module')} beyond 65504: {names}"
+        text = f"{plural(len(reached), 'value')} beyond 65504: {names}"
         facts.append(Fact("Activations", text, Style.BAD))
     else:
         facts.append(Fact("Activations", "none beyond 65504", Style.GOOD))
-    text = f"FP16 weights lose {lost} of them (SGD, learning rate {report.learning_rate:g})"
+    text = f"FP16 weights lose {lost} of them ({report.optimizer}, learning rate {report.learning_rate:g})"
     text += ": keep FP32 master weights" if report.share_lost else ""
     facts.append(Fact("Updates", text, topic=Topic.COST))
     if report.autocast_fp32:

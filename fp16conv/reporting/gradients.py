@@ -9,9 +9,11 @@ from fp16conv.evidence.summary import LOWEST_EXPONENT
 from fp16conv.half import MAX
 from fp16conv.reporting.report import Finding, Severity
 from fp16conv.reporting.training import GradientNote, ScaleRange, TrainAuditReport
+from fp16conv.reporting.units import format_share, plural
 
 if TYPE_CHECKING:
-    from fp16conv.training.audit import ScaleWindow, TrainAudit
+    from fp16conv.training.audit import TrainAudit
+    from fp16conv.training.gradients import ScaleWindow
 
 __all__ = ["summarize_training"]
 
@@ -25,11 +27,12 @@ def summarize_training(audit: TrainAudit, source: str, tool_version: str) -> Tra
         tool_version: of fp16conv.
 
     Returns:
-        The report. Overflowing activations, and gradients that no loss scale rescues, are warnings.
+        The report. Overflowing activations, and gradients that no loss scale rescues, are warnings; notes
+        name what the recommended scale leaves behind, and parameters without a gradient.
     """
     return TrainAuditReport(
         tool_version=tool_version,
-        options={"learning_rate": audit.learning_rate},
+        options={"optimizer": audit.optimizer, "learning_rate": audit.learning_rate},
         findings=tuple(_findings(audit)),
         source=source,
         batches=audit.batches,
@@ -40,6 +43,7 @@ def summarize_training(audit: TrainAudit, source: str, tool_version: str) -> Tra
                 kind=fact.kind,
                 max_abs=fact.max_abs,
                 share_zeroed=fact.share_zeroed,
+                share_left=fact.share_left,
                 scales=None if fact.window is None else _range(fact.window),
                 first_exponent=first,
                 counts=counts,
@@ -54,6 +58,7 @@ def summarize_training(audit: TrainAudit, source: str, tool_version: str) -> Tra
         loss_scale=audit.loss_scale,
         share_zeroed=audit.share_zeroed,
         share_lost=audit.share_lost,
+        optimizer=audit.optimizer,
         learning_rate=audit.learning_rate,
     )
 
@@ -89,3 +94,21 @@ def _findings(audit: TrainAudit) -> Iterator[Finding]:
             f"beyond 2^{window.highest}",
             "run the modules whose range of safe scales lies apart from the others' in FP32",
         )
+    for fact in audit.gradients:
+        if fact.window is None and fact.kind == "parameter":
+            yield Finding(
+                Severity.NOTE,
+                "no-gradient",
+                fact.name,
+                f"no gradient reaches it in {plural(audit.batches, 'batch')}",
+                "freeze it (requires_grad=False), or look at more batches",
+            )
+        elif window.is_open and fact.window is not None and fact.window.lowest > window.recommended:
+            yield Finding(
+                Severity.NOTE,
+                "gradients-left",
+                fact.name,
+                f"{format_share(fact.share_left)} of its gradients vanish even at 2^{window.recommended}: it "
+                f"needs 2^{fact.window.lowest}",
+                "run it in FP32 if it matters",
+            )

@@ -35,23 +35,26 @@ class ScaleRange:
 
 @dataclass(frozen=True, slots=True)
 class GradientNote:
-    """Gradients of a parameter, or of a module's output.
+    """Gradients of a parameter, or with respect to a value of the forward pass.
 
     Args:
-        name: of the parameter or module.
+        name: of the parameter, of the module whose output it is, or `module:call` inside of one.
         kind: `parameter` or `activation`.
         max_abs: largest magnitude over all batches.
         share_zeroed: share of the non-zero gradients that FP16 rounds to zero at scale 1.
+        share_left: share that still vanishes at the recommended scale of the whole training.
         scales: loss scales that fit it, None where all gradients are zero.
         first_exponent: base-2 exponent of the first count.
         counts: gradients per base-2 exponent of their magnitude, ends trimmed.
-        share_lost: share of the updates that FP16 weights lose, None for activations.
+        share_lost: share of the updates that FP16 weights lose; None for activations, and for parameters
+            that the optimizer does not have.
     """
 
     name: str
     kind: str
     max_abs: float
     share_zeroed: float
+    share_left: float
     scales: ScaleRange | None
     first_exponent: int
     counts: tuple[int, ...]
@@ -67,13 +70,14 @@ class TrainAuditReport(Report):
         batches: number of batches run forward and backward.
         losses: loss per batch.
         gradients: parameters in order of the module, then activations in order of execution.
-        overflowing: modules whose output passes 65504, with the largest magnitude.
-        autocast_fp32: operators that CUDA autocast keeps in FP32, by number of calls.
+        overflowing: values of the forward pass beyond 65504, with the largest magnitude.
+        autocast_fp32: calls that CUDA autocast keeps in FP32, by number.
         window: loss scales that fit all gradients together.
         loss_scale: the recommended one.
         share_zeroed: share of the non-zero parameter gradients that vanish at scale 1.
         share_lost: share of the updates that FP16 weights lose.
-        learning_rate: the one updates were judged with.
+        optimizer: name of the class whose updates were judged.
+        learning_rate: of its first group of parameters.
     """
 
     schema: str = "fp16conv.train-audit/1"
@@ -87,6 +91,7 @@ class TrainAuditReport(Report):
     loss_scale: float
     share_zeroed: float
     share_lost: float
+    optimizer: str
     learning_rate: float
 
 

@@ -5,7 +5,8 @@ Needs torch (`pip install 'fp16conv[torch]'`).
 
 from __future__ import annotations
 
-from fp16conv.training.audit import GradientFact, ScaleWindow, TrainAudit, audit
+from fp16conv.training.audit import TrainAudit, audit
+from fp16conv.training.gradients import GradientFact, ScaleWindow
 from fp16conv.training.prepare import PreparedModule, plan_training, prepare
 
 __all__ = [

@@ -208,6 +208,7 @@ def train_audit(name: str = "encoder", *, ok: bool = True) -> TrainAuditReport:
             kind="parameter" if i < 9 else "activation",
             max_abs=1.5 * 2.0 ** (-20 - i) if i else 0.0,
             share_zeroed=sum(bell[: i + 3]) / sum(bell) if i else 0.0,
+            share_left=0.0,
             scales=ScaleRange(i + 4, 34 + i, 32 + i) if i else None,
             first_exponent=-28 - i if i else 0,
             counts=bell if i else (),
@@ -216,10 +217,10 @@ def train_audit(name: str = "encoder", *, ok: bool = True) -> TrainAuditReport:
         for i in range(14)
     )
     if not ok:
-        gradients += (GradientNote(name, "activation", 4096.0, 0.0, ScaleRange(20, 2, 2), -38, (1,) * 51),)
+        gradients += (GradientNote(name, "activation", 4096.0, 0.0, 0.0, ScaleRange(20, 2, 2), -38, (1,) * 51),)
     return TrainAuditReport(
         tool_version="0.0.0",
-        options={"learning_rate": 0.001},
+        options={"optimizer": "Adam", "learning_rate": 0.001},
         findings=() if ok else findings(name, 2),
         source=f"{name}.train:setup",
         batches=2 if ok else 1,
@@ -231,6 +232,7 @@ def train_audit(name: str = "encoder", *, ok: bool = True) -> TrainAuditReport:
         loss_scale=2.0**32 if ok else 4.0,
         share_zeroed=0.0812,
         share_lost=0.9,
+        optimizer="Adam",
         learning_rate=0.001,
     )
 
