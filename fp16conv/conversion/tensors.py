@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from fp16conv import half
 from fp16conv.graph import DataType
-from fp16conv.half import saturate
 
 __all__ = ["Fp16Tensor", "dtype_attribute", "is_external", "retype", "to_ir"]
 
 
-CHUNK = 1 << 21  # numbers converted in one go by one thread: 8 MiB, read once
+PIECE = 1 << 18  # numbers that one thread converts and writes together
 MAX_THREADS = 4  # more only wait for the memory
 
 
@@ -45,37 +45,45 @@ class Fp16Tensor(ir.LazyTensor):
 
     def tofile(self, file: BinaryIO) -> None:
         """Write the numbers in FP16, in pieces that are converted in parallel: never whole in memory."""
-        if self.size < 2 * CHUNK:
-            super().tofile(file)
-            return
-        flat = np.asarray(self.source.numpy()).reshape(-1)
-        pieces = (flat[start : start + CHUNK] for start in range(0, flat.size, CHUNK))
-        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1))
-        with ThreadPoolExecutor(threads) as pool:
-            pending: deque[Future[memoryview]] = deque()
-            for piece in pieces:
-                pending.append(pool.submit(self._round, piece))
-                if len(pending) > threads:
-                    file.write(pending.popleft().result())
-            while pending:
-                file.write(pending.popleft().result())
-        del flat, piece
-        if isinstance(self.source, ir.ExternalTensor):
-            self.source.release()
+        self._write(np.asarray(self.source.numpy()).reshape(-1), file)
+        self._release()
 
-    def _round(self, numbers: npt.NDArray[np.generic]) -> memoryview:
-        with np.errstate(over="ignore", under="ignore"):
-            rounded = saturate(numbers) if self.saturating else numbers.astype("<f2")
-        return rounded.astype("<f2", copy=False).data.cast("B")
+    def _write(self, numbers: npt.NDArray[np.generic], file: BinaryIO) -> None:
+        begin, lock = file.tell(), threading.Lock()
+        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1, numbers.size // (2 * PIECE)))
+
+        def write(first: int) -> None:
+            """Every so-manieth piece, from the first one of this thread on."""
+            halves = np.empty(min(PIECE, numbers.size), np.float16)
+            for start in range(first * PIECE, numbers.size, threads * PIECE):
+                piece = numbers[start : start + PIECE]
+                content = self._round(piece, halves[: piece.size]).astype("<f2", copy=False).data.cast("B")
+                with lock:
+                    file.seek(begin + 2 * start)
+                    file.write(content)
+
+        if threads == 1:
+            write(0)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(write, range(threads)))
+        file.seek(begin + 2 * numbers.size)
 
     def _convert(self) -> ir.TensorProtocol:
         numbers = np.asarray(self.source.numpy())
-        with np.errstate(over="ignore", under="ignore"):
-            rounded = saturate(numbers) if self.saturating else numbers.astype(np.float16)
+        halves = self._round(numbers, np.empty(numbers.shape, np.float16))
         del numbers
+        self._release()
+        return ir.Tensor(halves)
+
+    def _round(
+        self, numbers: npt.NDArray[np.generic], out: npt.NDArray[np.float16]
+    ) -> npt.NDArray[np.float16]:
+        return half.saturate(numbers) if self.saturating else half.to_fp16(numbers, out)
+
+    def _release(self) -> None:
         if isinstance(self.source, ir.ExternalTensor):
             self.source.release()  # else every weight read so far stays mapped
-        return ir.Tensor(rounded)
 
 
 def is_external(tensor: ir.TensorProtocol | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,9 @@ LOWEST_EXPONENT: Final = -40
 HIGHEST_EXPONENT: Final = 40
 THREADED_FROM: Final = 1 << 22  # elements; below, starting threads takes longer than they save
 MAX_THREADS: Final = 4  # more only wait for the memory
-_CACHED: Final = 1 << 15  # elements looked at together: they and their temporaries stay in the cache
+_CACHED: Final = 1 << 16  # elements looked at together: they and their temporaries stay in the cache
+_SQUARABLE: Final = (2.0**-40, 2.0**55)
+"""Largest magnitudes with which 2^16 squares can be added in float32: none that counts is lost."""
 _BIAS: Final = 127  # binary32, IEEE 754-2019 table 3.5
 
 
@@ -194,28 +197,38 @@ def _bits(x: float) -> np.uint32:
     return np.float32(x).view(np.uint32)
 
 
+_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+_OVERFLOW: Final = _bits(half.OVERFLOW)
+_SMALLEST_NORMAL: Final = _bits(half.SMALLEST_NORMAL)
+_UNDERFLOW: Final = _bits(half.UNDERFLOW)
+
+
 def _measure(chunk: npt.NDArray[np.float32], wants_exponents: bool) -> _Part:
     part = _Part(chunk.size)
     if wants_exponents:
         part.exponents = np.zeros(256, np.int64)
+    scratch = np.empty(min(chunk.size, _CACHED), np.uint32)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, chunk.size, _CACHED):
-            _measure_piece(np.ascontiguousarray(chunk[start : start + _CACHED]), part)
+            _measure_piece(np.ascontiguousarray(chunk[start : start + _CACHED]), scratch, part)
     return part
 
 
-def _measure_piece(x: npt.NDArray[np.float32], part: _Part) -> None:
+def _measure_piece(x: npt.NDArray[np.float32], scratch: npt.NDArray[np.uint32], part: _Part) -> None:
     """Magnitudes are compared as bit patterns: IEEE 754 orders them like unsigned integers."""
-    magnitude = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    if magnitude.max() >= _bits(np.inf):
+    lowest, highest = float(x.min()), float(x.max())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):  # NaN where there is one
         part.nans += int(np.count_nonzero(np.isnan(x)))
         part.positive_infinities += int(np.count_nonzero(np.isposinf(x)))
         part.negative_infinities += int(np.count_nonzero(np.isneginf(x)))
         x = x[np.isfinite(x)]
-        magnitude = x.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    if not x.size:
-        return
-    smallest, largest = magnitude.min(), magnitude.max()
+        if not x.size:
+            return
+        lowest, highest = float(x.min()), float(x.max())
+    part.finite_lo = _least(part.finite_lo, lowest)
+    part.finite_hi = highest if part.finite_hi is None else max(part.finite_hi, highest)
+    magnitude = np.bitwise_and(x.view(np.uint32), _MAGNITUDE, out=scratch[: x.size])
+    smallest, largest = magnitude.min(), max(highest, -lowest)
     zeros = 0
     if smallest == 0:
         zeros = x.size - int(np.count_nonzero(magnitude))
@@ -223,20 +236,18 @@ def _measure_piece(x: npt.NDArray[np.float32], part: _Part) -> None:
     if part.exponents is not None:
         part.exponents += np.bincount(magnitude >> np.uint32(23), minlength=256)
         part.exponents[0] -= zeros
-    part.finite_lo = _least(part.finite_lo, float(x.min()))
-    highest = float(x.max())
-    part.finite_hi = highest if part.finite_hi is None else max(part.finite_hi, highest)
-    wide = x.astype(np.float64)
-    np.square(wide, out=wide)
-    part.square_sum += float(wide.sum())
     if part.is_integral:
         part.is_integral = bool(np.array_equal(x, np.rint(x)))
-    if largest >= _bits(half.OVERFLOW):
-        part.overflowing += int(np.count_nonzero(magnitude >= _bits(half.OVERFLOW)))
     if zeros == x.size:
         return
+    if largest >= half.OVERFLOW:
+        part.overflowing += int(np.count_nonzero(magnitude >= _OVERFLOW))
     part.min_abs_nonzero = _least(part.min_abs_nonzero, float(smallest.view(np.float32)))
-    if smallest < _bits(half.SMALLEST_NORMAL):
-        part.subnormal += int(np.count_nonzero(magnitude < _bits(half.SMALLEST_NORMAL))) - zeros
-    if smallest <= _bits(half.UNDERFLOW):
-        part.zeroed += int(np.count_nonzero(magnitude <= _bits(half.UNDERFLOW))) - zeros
+    if smallest < _SMALLEST_NORMAL:
+        part.subnormal += int(np.count_nonzero(magnitude < _SMALLEST_NORMAL)) - zeros
+    if smallest <= _UNDERFLOW:
+        part.zeroed += int(np.count_nonzero(magnitude <= _UNDERFLOW)) - zeros
+    if _SQUARABLE[0] <= largest <= _SQUARABLE[1]:
+        part.square_sum += float(np.square(x, out=magnitude.view(np.float32)).sum())  # numpy adds in pairs
+    else:
+        part.square_sum += float(np.square(x, dtype=np.float64).sum())

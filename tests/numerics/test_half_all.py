@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
+import pytest
 
 from fp16conv import half
 from fp16conv.execution.emulator import emulate_model
@@ -28,6 +31,20 @@ def test_midpoints_round_to_even() -> None:
     np.testing.assert_array_equal(half.round_to_fp16(middle + nudge), high.astype(np.float32))
     even = (low.astype(np.float16).view(np.uint16) & 1) == 0
     np.testing.assert_array_equal(half.round_to_fp16(middle), np.where(even, low, high).astype(np.float32))
+
+
+@pytest.mark.parametrize("highest", [2.0**16, np.inf], ids=["in range", "any pattern"])
+def test_conversion_gives_numpys_bits(highest: float) -> None:
+    """A block in which every number is below 2^16 takes the quick way, any other is left to numpy."""
+    bits = np.random.default_rng(0).integers(0, 2**32, 300_001, dtype=np.uint32)
+    numbers = bits.view(np.float32)
+    if math.isfinite(highest):
+        numbers = numbers[np.abs(numbers) < highest]
+    with np.errstate(all="ignore"):
+        expected = numbers.astype(np.float16).view(np.uint16)
+    assert np.isin([0x0000, 0x8000, 0x0001, 0x8001], expected).all()
+    np.testing.assert_array_equal(half.to_fp16(numbers).view(np.uint16), expected)
+    np.testing.assert_array_equal(half.to_fp16(numbers[::-1]).view(np.uint16), expected[::-1])
 
 
 def test_limits_are_those_of_numpy() -> None:

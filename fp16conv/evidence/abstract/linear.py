@@ -31,6 +31,9 @@ Weights = npt.NDArray[np.generic]
 BLOCK: Final = 1 << 22
 """Weights turned into float64 at a time."""
 
+SAMPLE: Final = 64
+"""Columns in which nearly every row of trained weights has both signs."""
+
 
 def _dot(weights: Array, ends: Array) -> Array:
     """Weights [M, K] of one sign times ends [K, n]; infinite ends only count where the weight is not 0."""
@@ -47,7 +50,14 @@ def _dot(weights: Array, ends: Array) -> Array:
 
 
 def weigh(
-    weights: Weights, x: Bounds, slack: float, axis: int, *, padded: bool = False, groups: int = 1
+    weights: Weights,
+    x: Bounds,
+    slack: float,
+    axis: int,
+    *,
+    padded: bool = False,
+    groups: int = 1,
+    known: Bounds = TOP,
 ) -> tuple[Array, Array] | None:
     """Bounds of W x for known weights.
 
@@ -58,6 +68,7 @@ def weigh(
         axis: the axis of x that is summed over, counted from the end.
         padded: zeros may be read instead of x.
         groups: the M rows fall into so many groups, each with K channels of its own.
+        known: bounds of the weights: where they are finite, not all of them need to be read.
 
     Returns:
         lo and hi, float64 [M]; None where nothing is known.
@@ -77,7 +88,8 @@ def weigh(
     low_end, high_end = float(lo.min()), float(hi.max())
     if ball is None and weights.size and math.isinf(high_end - low_end):
         is_uniform = low_end == lo.max() and high_end == hi.min()
-        found = _weigh_unbounded(weights, low_end, high_end) if is_uniform else None
+        is_finite = known.finite and not known.nan
+        found = _weigh_unbounded(weights, low_end, high_end, is_finite) if is_uniform else None
         if found is not None:
             return found
     out_lo, out_hi = np.empty(rows), np.empty(rows)
@@ -109,18 +121,21 @@ def weigh(
     return out_lo, out_hi
 
 
-def _weigh_unbounded(weights: Weights, lo: float, hi: float) -> tuple[Array, Array] | None:
+def _weigh_unbounded(weights: Weights, lo: float, hi: float, is_finite: bool) -> tuple[Array, Array] | None:
     """The same for x in [lo, hi] with an infinite end: the signs in each row tell all.
 
     Returns:
         None where some row needs its sum, or a weight is not finite.
     """
     others = tuple(range(1, weights.ndim))
-    least, most = (f(axis=others) for f in (weights.min, weights.max))
+    for part in (weights[:, :SAMPLE], weights) if is_finite else (weights,):
+        least, most = (f(axis=others) for f in (part.min, part.max))
+        down = ((most > 0) & (lo == -np.inf)) | ((least < 0) & (hi == np.inf))
+        up = ((most > 0) & (hi == np.inf)) | ((least < 0) & (lo == -np.inf))
+        if is_finite and (down & up).all():  # further weights cannot change that
+            break
     if not (np.isfinite(least).all() and np.isfinite(most).all()):
         return None
-    down = ((most > 0) & (lo == -np.inf)) | ((least < 0) & (hi == np.inf))
-    up = ((most > 0) & (hi == np.inf)) | ((least < 0) & (lo == -np.inf))
     is_zero = (least == 0) & (most == 0)
     if (
         max((abs(end) for end in (lo, hi) if math.isfinite(end)), default=0.0)
@@ -142,13 +157,13 @@ def _matmul(call: Call) -> Bounds:
 def _product(call: Call, a: Bounds, b: Bounds, slot: int) -> Bounds:
     weights = call.array(slot)
     if weights is not None and weights.ndim == 2 and weights.dtype.kind == "f":
-        found = weigh(weights.T, a, call.sum_slack(weights.shape[0]), -1)
+        found = weigh(weights.T, a, call.sum_slack(weights.shape[0]), -1, known=b)
         if found is not None:
             return interval(*found, -1, nan=_may_be_nan(a))
         return TOP
     left = call.array(0)
     if left is not None and left.ndim == 2 and left.dtype.kind == "f" and (call.rank(slot) or 0) >= 2:
-        found = weigh(left, b, call.sum_slack(left.shape[1]), -2)
+        found = weigh(left, b, call.sum_slack(left.shape[1]), -2, known=a)
         return TOP if found is None else interval(*found, -2, nan=_may_be_nan(b))
     depth = call.dim(0, -1)
     if depth is None and (call.rank(slot) or 0) >= 2:
@@ -194,7 +209,7 @@ def _gemm(call: Call) -> Bounds:
     turned_a, turned_b = bool(call.attr("transA", 0)), bool(call.attr("transB", 0))
     if weights is not None and weights.ndim == 2 and weights.dtype.kind == "f":
         rows = weights if turned_b else weights.T
-        found = weigh(rows, a, call.sum_slack(rows.shape[1]), -2 if turned_a else -1)
+        found = weigh(rows, a, call.sum_slack(rows.shape[1]), -2 if turned_a else -1, known=b)
         product = TOP if found is None else interval(*found, -1, nan=_may_be_nan(a))
     else:
         depth = call.dim(0, 0 if turned_a else 1) or call.dim(1, 1 if turned_b else 0)
@@ -222,7 +237,8 @@ def _conv(call: Call) -> Bounds:
     axis = 1 - rank
     taps = weights.reshape(rows, weights.shape[1], -1)
     terms = taps.shape[1] * taps.shape[2]
-    found = weigh(taps, x, call.sum_slack(terms), axis, padded=padded, groups=groups)
+    slack = call.sum_slack(terms)
+    found = weigh(taps, x, slack, axis, padded=padded, groups=groups, known=call.get(1))
     if found is None:
         return TOP
     return _with_bias(call, interval(*found, axis, nan=_may_be_nan(x)), axis)
@@ -259,7 +275,7 @@ def _conv_transpose(call: Call) -> Bounds:
     by_group = weights.reshape(groups, depth, weights.shape[1], -1).transpose(0, 2, 1, 3)
     taps = by_group.reshape(groups * weights.shape[1], depth, -1)
     slack = call.sum_slack(depth * taps.shape[2])
-    found = weigh(taps, x, slack, 1 - rank, padded=True, groups=groups)
+    found = weigh(taps, x, slack, 1 - rank, padded=True, groups=groups, known=call.get(1))
     if found is None:
         return TOP
     return _with_bias(call, interval(*found, 1 - rank, nan=_may_be_nan(x)), 1 - rank)

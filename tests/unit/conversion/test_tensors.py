@@ -15,7 +15,7 @@ from fp16conv.conversion.tensors import Fp16Tensor
 def test_pieces_are_written_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saturating: bool, excess: int
 ) -> None:
-    monkeypatch.setattr(tensors, "CHUNK", 1 << 10)
+    monkeypatch.setattr(tensors, "PIECE", 1 << 10)
     numbers = np.random.default_rng(0).standard_normal(20 * (1 << 10) + excess).astype(np.float32)
     numbers[5] = 1e6
     tensor = Fp16Tensor(ir.Tensor(numbers), saturating=saturating)
