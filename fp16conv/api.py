@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import importlib
-import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Unpack
@@ -17,47 +13,42 @@ from fp16conv.auditor import audit_rules
 from fp16conv.conversion.annotation import annotate as annotate_nodes
 from fp16conv.conversion.save import check_target, save
 from fp16conv.errors import UsageError
-from fp16conv.execution.feeds import FeedSource
-from fp16conv.execution.runtime import Runtime, RuntimeFailure
+from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.frontends.sources import is_torch_source
-from fp16conv.graph import DataType, Origin
-from fp16conv.inspection import diff, explain
-from fp16conv.job import Comparison, ConversionJob, Outcome, culprits_of
-from fp16conv.planning.devices import load_device
+from fp16conv.frontends.sources import are_torch_sources, is_torch_source
+from fp16conv.inspection import diff as diff_onnx
+from fp16conv.inspection import explain as explain_onnx
+from fp16conv.job import MAX_REPAIRS, Comparison, OnnxJob
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.serialize import bind_plan, load_plan
 from fp16conv.reporting.comparison import find_in_validation, summarize_operators, summarize_validation
 from fp16conv.reporting.details import Details
-from fp16conv.reporting.inventory import list_converted, node_notes
+from fp16conv.reporting.inspection import DiffReport, ExplainReport
+from fp16conv.reporting.inventory import node_notes
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import (
     AnalyzeReport,
     ConvertReport,
-    Finding,
     HalfOutcome,
-    Severity,
     ValidateReport,
 )
-from fp16conv.reporting.safety import summarize_bounds
-from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
+from fp16conv.reporting.source_lines import add_source_lines
+from fp16conv.reporting.tuning import TuneReport
+from fp16conv.reports import details_of_pair, report_analysis, report_conversion
 from fp16conv.rulebook.book import load_book
 from fp16conv.study import (
     InputWords,
-    Options,
     OptionWords,
     Study,
     describe_evidence,
-    describe_study,
-    list_details,
     load_model,
     open_feeds,
     read_options,
     start_study,
 )
-from fp16conv.tuner import default_cache, tune
+from fp16conv.tuner import default_cache
+from fp16conv.tuner import tune as tune_onnx
 from fp16conv.validation.compare import Provider
-from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.outlook import HalfOutlook, what_half_does
 from fp16conv.validation.per_operator import rank_operators
@@ -79,8 +70,6 @@ __all__ = [
 PathLike = str | os.PathLike[str]
 Source = PathLike | LoadedModel
 """A path, `package.module:factory`, or a model that was loaded before."""
-
-MAX_REPAIRS = 3  # rounds of: attribute the error, move the worst to FP32, plan again
 
 
 def load(model: PathLike) -> LoadedModel:
@@ -141,25 +130,11 @@ def analyze(
         if study.calibration is not None:
             _tell(progress, "trying model.half()")
             half = _summarize_half(what_half_does(study.loaded, study.feeds, runtime, facts=study.facts))
-        details = _details(study, made, runtime, progress, wanted=chosen.details or annotate is not None)
+        details = _details(study, made, progress, wanted=chosen.details or annotate is not None)
     if annotate is not None and details is not None:
         notes = {number: node_notes(op) for number, op in enumerate(details.operators)}
         save(annotate_nodes(loaded, notes), annotate, loaded)
-    return AnalyzeReport(
-        tool_version=fp16conv.__version__,
-        options=chosen.recorded(),
-        model=describe_study(study),
-        decisions=summarize_decisions(made, study.costs.macs),
-        size=read_size(made),
-        prediction=read_prediction(made, load_device(chosen.device)),
-        half=half,
-        evidence=describe_evidence(
-            study.feeds, chosen, study.calibration.batches if study.calibration else 0
-        ),
-        bounds=summarize_bounds(study.graph, made, study.proven, study.observed, study.costs.macs),
-        findings=(*_not_finite(study), *_findings(study, made, half)),
-        details=details if chosen.details else None,
-    )
+    return report_analysis(study, made, half, details if chosen.details else None)
 
 
 def export(
@@ -266,8 +241,10 @@ def convert(
             rtol=rtol,
             atol=atol,
             validate=validate,
+            repair=repair,
             allow_out_of_tolerance=allow_out_of_tolerance,
             allow_integer_changes=allow_integer_changes,
+            provider=provider,
             progress=progress,
             **options,
         )
@@ -282,13 +259,11 @@ def convert(
         )
         comparison = None
         if validate:
-            comparison = Comparison(runtime, provider, rtol, atol, allow_integer_changes)
-        job = ConversionJob(study, Path(output), comparison, allow_out_of_tolerance, progress)
+            comparison = Comparison(rtol, atol, allow_integer_changes, provider)
+        job = OnnxJob(study, Path(output), comparison, allow_out_of_tolerance, progress)
         outcome = job.run(given, MAX_REPAIRS if repair and given is None else 0)
-        report = _report_conversion(study, comparison, outcome)
-        return dataclasses.replace(
-            report, details=_details(study, outcome.plan, runtime, progress, wanted=chosen.details)
-        )
+        details = _details(study, outcome.plan, progress, wanted=chosen.details)
+        return report_conversion(job, outcome, details)
 
 
 def validate(
@@ -323,13 +298,19 @@ def validate(
         ValidationError: the comparison could not run.
         ModelError, DataError, UsageError: as in `analyze`.
     """
-    if is_torch_source(reference) and is_torch_source(candidate):
+    if are_torch_sources(reference, candidate):
+        if per_op:
+            raise UsageError(
+                "--per-op ranks the operators of ONNX models, not of PyTorch programs",
+                hint="'fp16conv convert' names the operators that cause an error that is out of tolerance",
+            )
         compared: ValidateReport = _torch_verbs().validate(
             reference,
             candidate,
             rtol=rtol,
             atol=atol,
             allow_integer_changes=allow_integer_changes,
+            provider=provider,
             progress=progress,
             **inputs,
         )
@@ -339,9 +320,9 @@ def validate(
     with Runtime() as runtime:
         feeds = open_feeds(first, chosen, runtime)
         _tell(progress, "comparing")
-        comparison = Comparison(runtime, provider, rtol, atol, allow_integer_changes)
-        result = comparison.run(first, second, feeds)
-        details = _details_of_pair(first, second, feeds, chosen, runtime) if chosen.details else None
+        comparison = Comparison(rtol, atol, allow_integer_changes, provider)
+        result = comparison.run(first, second, feeds, runtime)
+        details = details_of_pair(first, second, feeds, chosen, runtime) if chosen.details else None
         blamed = None
         if per_op:
             _tell(progress, "finding the operators that cause the error")
@@ -355,7 +336,7 @@ def validate(
                 allow_integer_changes=allow_integer_changes,
             )
             blamed = summarize_operators(first.graph, found, load_book().patterns)
-    return ValidateReport(
+    report = ValidateReport(
         tool_version=fp16conv.__version__,
         options=chosen.recorded(),
         reference=first.graph.source,
@@ -366,23 +347,105 @@ def validate(
         details=details,
         per_operator=blamed,
     )
+    return add_source_lines(report, first.graph)
 
 
-def _details_of_pair(
-    reference: LoadedModel, candidate: LoadedModel, feeds: FeedSource, options: Options, runtime: Runtime
-) -> Details:
-    """The candidate's operators, and how far each value is from the one of the same name in the reference."""
-    named: dict[str, float] = {}
-    batch = next(iter(feeds), None)
-    if batch is not None:
-        with contextlib.suppress(RuntimeFailure):
-            errors = errors_of_model(reference, candidate, batch, runtime, memory_limit=options.memory_limit)
-            named = {reference.graph.values[v].name: error for v, error in errors.items()}
-    return list_converted(
-        candidate.graph,
-        errors=named,
-        error_note="the first batch, the candidate emulated: every FP16 tensor is rounded",
+def tune(
+    model: Source,
+    output: PathLike | None = None,
+    *,
+    tolerance: float,
+    atol: float | None = None,
+    budget_seconds: float | None = None,
+    cache: PathLike | None = None,
+    allow_integer_changes: bool = False,
+    provider: Provider = "auto",
+    progress: Progress | None = None,
+    **options: Unpack[OptionWords],
+) -> TuneReport:
+    """Find the fastest plan whose error meets a tolerance on all batches, and convert by it.
+
+    Predicted time is traded against measured error: operators that the rules keep in FP32 are relaxed where
+    this model's numbers show that they are safe and it pays, others go to FP32 where they must. The plan that
+    `convert` makes is a candidate: the result is never predicted slower where that plan is within tolerance.
+
+    Args:
+        model: path of an .onnx or .pt2 file, `package.module:factory`, or a model in memory.
+        output: file to write; None only searches.
+        tolerance: allowed relative L2 error per output.
+        atol: allowed root mean square error per output, on top; a thousandth of the tolerance by default.
+        budget_seconds: stop searching after this time with the best plan so far.
+        cache: folder for measurements, by which an interrupted search goes on; None keeps none.
+        allow_integer_changes: integer outputs may differ.
+        provider: of the final comparison: auto, emulated or cuda. The search of an ONNX model emulates.
+        progress: told about each run.
+        **options: see `OptionWords`.
+
+    Returns:
+        The report; `report.met` is False where no plan is within tolerance, and no file is written then.
+
+    Raises:
+        ValidationError: the FP32 model does not run.
+        ConversionError: the result is not valid; no file was written.
+        ModelError, DataError, UsageError: as in `analyze`.
+    """
+    search = _torch_verbs().tune if is_torch_source(model) else tune_onnx
+    report: TuneReport = search(
+        model,
+        output,
+        tolerance=tolerance,
+        atol=atol,
+        budget_seconds=budget_seconds,
+        cache=cache,
+        allow_integer_changes=allow_integer_changes,
+        provider=provider,
+        progress=progress,
+        **options,
     )
+    return report
+
+
+def explain(
+    model: Source, operator: str, *, progress: Progress | None = None, **options: Unpack[OptionWords]
+) -> ExplainReport:
+    """Say why an operator has its precision, and make the plans that would change it.
+
+    Args:
+        model: path of an .onnx or .pt2 file, `package.module:factory`, or a model in memory.
+        operator: its name, or a pattern that fits only one.
+        progress: told about each step.
+        **options: see `OptionWords`.
+
+    Returns:
+        The report: every reason, the numbers, and what other options would give.
+
+    Raises:
+        UsageError: no operator has the name, or several fit; suggests names.
+        ModelError, DataError: as in `analyze`.
+    """
+    verb = _torch_verbs().explain if is_torch_source(model) else explain_onnx
+    report: ExplainReport = verb(model, operator, progress=progress, **options)
+    return report
+
+
+def diff(first: PathLike, second: PathLike) -> DiffReport:
+    """Compare two plans, or two models: what changed in precision and casts.
+
+    Args:
+        first: a plan (.json) or a model (.onnx, .pt2 or `package.module:factory`).
+        second: another one of the same kind.
+
+    Returns:
+        The report; `report.differs` says whether there is any difference. Operators are matched by scope and
+        name.
+
+    Raises:
+        UsageError: they are not of one kind.
+        PlanError, ModelError: one cannot be read.
+    """
+    verb = _torch_verbs().diff if are_torch_sources(first, second) else diff_onnx
+    report: DiffReport = verb(first, second)
+    return report
 
 
 def _torch_verbs() -> ModuleType:
@@ -397,13 +460,11 @@ def _torch_verbs() -> ModuleType:
         ) from None
 
 
-def _details(
-    study: Study, made: PrecisionPlan, runtime: Runtime, progress: Progress | None, *, wanted: bool
-) -> Details | None:
+def _details(study: Study, made: PrecisionPlan, progress: Progress | None, *, wanted: bool) -> Details | None:
     if not wanted:
         return None
     _tell(progress, "measuring every value")
-    return list_details(study, made, runtime)
+    return study.list_details(made)
 
 
 def _tell(progress: Progress | None, step: str) -> None:
@@ -430,71 +491,4 @@ def _summarize_half(outlook: HalfOutlook) -> HalfOutcome:
         rel_l2=max(errors, default=None),
         within_tolerance=outlook.ok,
         note=outlook.describe(),
-    )
-
-
-def _findings(study: Study, plan: PrecisionPlan, half: HalfOutcome | None = None) -> Iterator[Finding]:
-    source = study.loaded.graph.source
-    speedup = plan.predicted.get("speedup", 1.0)
-    if plan.predicted.get("macs_fp16") and speedup < 1.0:
-        text = f"the casts are predicted to cost more than FP16 saves on this device ({speedup:.2f}x)"
-        hint = "measure it on the device, or let `fp16conv tune` look for a faster plan"
-        yield Finding(Severity.NOTE, "no-speedup", source, text, hint)
-    halves = any(value.dtype is DataType.FLOAT16 for value in study.loaded.graph.values)
-    if halves and not plan.predicted.get("macs_fp16") and DataType.FLOAT16 not in plan.dtypes.values():
-        text = "it holds FP16 already, and nothing else in it would gain"
-        yield Finding(Severity.NOTE, "already-fp16", source, text, "deploy it as it is")
-    if study.calibration is None and study.unobserved not in ("", "not asked for"):
-        yield Finding(Severity.WARNING, "not-observed", source, f"ranges are unknown: {study.unobserved}")
-    if study.calibration is not None and study.calibration.untaken:
-        text = f"{len(study.calibration.untaken)} values lie in branches that no batch takes"
-        hint = "they are judged by what the branch would compute on this data; give data that takes it"
-        yield Finding(Severity.NOTE, "branch-not-taken", source, text, hint)
-    if half is not None and half.within_tolerance is False:
-        fix = "convert with fp16conv: its plan keeps in FP32 what breaks"
-        yield Finding(Severity.WARNING, "half-unsafe", half.first_overflow or source, half.note, fix)
-
-
-def _not_finite(study: Study) -> Iterator[Finding]:
-    """Outputs that are broken in FP32 already: an error on the user's data, a warning on made-up inputs."""
-    if study.calibration is None:
-        return
-    real = study.calibration.origin is Origin.OBSERVED
-    hint = "look at the data and the FP32 model first: FP16 cannot repair it"
-    for number in study.graph.scopes[0].outputs:
-        fact = None if number is None else study.calibration.facts.get(number)
-        if number is None or fact is None or not (fact.has_nan or math.isinf(fact.max_abs)):
-            continue
-        what = "NaN" if fact.has_nan else "infinity"
-        yield Finding(
-            Severity.ERROR if real else Severity.WARNING,
-            "fp32-not-finite",
-            study.graph.values[number].name,
-            f"the FP32 model gives {what} on {'your data' if real else 'made-up inputs'}",
-            hint if real else "give --data, or --input-range for the numbers that the model expects",
-        )
-
-
-def _report_conversion(study: Study, comparison: Comparison | None, outcome: Outcome) -> ConvertReport:
-    findings = list(_findings(study, outcome.plan))
-    validation = None
-    if outcome.result is not None and comparison is not None:
-        culprits = () if outcome.result.ok else culprits_of(study, comparison, outcome.plan)
-        validation = summarize_validation(outcome.result, culprits)
-        findings += find_in_validation(outcome.result, accepted=bool(outcome.files))
-    return ConvertReport(
-        tool_version=fp16conv.__version__,
-        options=dict(outcome.plan.options),
-        model=describe_study(study),
-        decisions=summarize_decisions(outcome.plan, study.costs.macs),
-        size=read_size(outcome.plan),
-        output=outcome.output,
-        prediction=read_prediction(outcome.plan, load_device(study.options.device)),
-        evidence=describe_evidence(
-            study.feeds, study.options, outcome.result.batches if outcome.result else 0
-        ),
-        checks=outcome.checks,
-        validation=validation,
-        repairs=outcome.repairs,
-        findings=tuple(findings),
     )

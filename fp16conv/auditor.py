@@ -10,23 +10,20 @@ import fp16conv
 from fp16conv.errors import ValidationError
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.graph import DataType
 from fp16conv.planning.planner import make_plan
 from fp16conv.reporting.audit import RuleAuditReport, RuleEffect
 from fp16conv.reporting.progress import Progress
-from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Verdicts
 from fp16conv.study import (
     OptionWords,
     describe_evidence,
-    describe_study,
     load_model,
     read_options,
     start_study,
 )
 from fp16conv.tuning.audit import Effect, audit
 from fp16conv.validation.metrics import ATOL, RTOL
-from fp16conv.validation.probe import Measurement, Probe
+from fp16conv.validation.probe import Measurement
 
 __all__ = ["audit_rules"]
 
@@ -72,25 +69,15 @@ def audit_rules(
                 graph, verdicts, study.costs, rules_digest=study.book.digest, options=chosen.recorded()
             )
 
-        with Probe(
-            loaded,
-            study.feeds,
-            runtime,
-            saturated=tuple(study.verdicts.saturated),
-            folded=tuple(study.verdicts.folded),
-            rescaled=exponents_of(study.verdicts.rescaled),
-            rtol=rtol,
-            atol=atol,
-            batches=len(study.feeds),
-        ) as probe:
+        with study.open_probe(study.verdicts, rtol=rtol, atol=atol, batches=len(study.feeds)) as probe:
             effects = audit(graph, study.verdicts, default, plan, probe.measure, progress)
-            measured = probe.measure([default.dtypes.get(v.id, DataType.FLOAT) for v in graph.typevars])
+            measured = probe.measure(default.dtype_list(len(graph.typevars)))
     seconds = default.predicted["time_plan_us"] * 1e-6
     listed = [_effect(effect, len(default.casts), seconds) for effect in effects]
     return RuleAuditReport(
         tool_version=fp16conv.__version__,
         options=chosen.recorded(),
-        model=describe_study(study),
+        model=study.describe(),
         evidence=describe_evidence(study.feeds, chosen, len(study.feeds)),
         rtol=rtol,
         atol=atol,

@@ -12,7 +12,7 @@ from typing import Unpack
 import fp16conv
 from fp16conv.errors import UsageError
 from fp16conv.execution.runtime import Runtime
-from fp16conv.frontends.onnx import load_onnx
+from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import DataType, ModelGraph
 from fp16conv.planning.plan import Decision, PrecisionPlan
 from fp16conv.planning.serialize import load_plan
@@ -20,10 +20,11 @@ from fp16conv.reporting.details import OperatorDetail, ReasonNote
 from fp16conv.reporting.inspection import Change, DiffReport, ExplainReport, Outcome, VariableNote
 from fp16conv.reporting.inventory import list_converted
 from fp16conv.reporting.progress import Progress
+from fp16conv.rulebook.families import FAMILIES, family
 from fp16conv.rulebook.selection import select_ops
-from fp16conv.study import OptionWords, Study, list_details, read_options, start_study
+from fp16conv.study import OptionWords, StudyBase, load_model, read_options, start_study
 
-__all__ = ["diff", "explain"]
+__all__ = ["diff", "diff_graphs", "explain", "explain_operator", "find_operator"]
 
 PathLike = str | os.PathLike[str]
 _PROFILES = ("balanced", "fast", "safe", "half")
@@ -31,49 +32,52 @@ _NAMES = {"fp16": "FP16", "fp32": "FP32", "mixed": "mixed", "other": "not floati
 
 
 def explain(
-    model: PathLike, operator: str, *, progress: Progress | None = None, **options: Unpack[OptionWords]
+    model: PathLike | LoadedModel,
+    operator: str,
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[OptionWords],
 ) -> ExplainReport:
-    """Say why an operator has its precision, and make the plans that would change it.
-
-    Args:
-        model: path of an .onnx file.
-        operator: its name, or a pattern that fits only one.
-        progress: told about each step.
-        **options: see `OptionWords`.
-
-    Returns:
-        The report: every reason, the numbers, and what other options would give.
-
-    Raises:
-        UsageError: no operator has the name, or several fit; suggests names.
-        ModelError, DataError: as in `analyze`.
-    """
-    chosen = read_options(**options)
+    """Say why an operator of an ONNX model has its precision; see `fp16conv.explain`."""
     with Runtime() as runtime:
         # A misspelt name is found before the model is run.
-        loaded = load_onnx(model)
-        op = _only(loaded.graph, operator)
-        study = start_study(loaded, chosen, runtime, progress)
-        plan = study.plan()
-        details = list_details(study, plan, runtime)
+        loaded = load_model(model)
+        op = find_operator(loaded.graph, operator)
+        return explain_operator(start_study(loaded, read_options(**options), runtime, progress), op)
+
+
+def explain_operator(study: StudyBase, op: int) -> ExplainReport:
+    """Say why an operator has its precision; see `explain`.
+
+    Args:
+        study: the model and what is known about it.
+        op: operator id.
+    """
+    graph, plan = study.graph, study.plan()
+    details = study.list_details(plan)
     shown = details.operators[op]
     rules = {reason.rule for reason in shown.reasons}
     return ExplainReport(
         tool_version=fp16conv.__version__,
-        options=chosen.recorded(),
-        model_path=str(model),
+        options=study.options.recorded(),
+        model_path=graph.source,
         operator=shown,
         variables=tuple(
             VariableNote(d.symbol, d.dtype.value, d.verdict.value, _notes(d))
             for d in plan.decisions
             if d.op == op
         ),
-        outcomes=tuple(_outcomes(study, plan, op)) if loaded.graph.ops[op].typevars else (),
+        outcomes=tuple(_outcomes(study, plan, op)) if graph.ops[op].typevars else (),
         details=replace(details, operators=(shown,), rules=tuple(r for r in details.rules if r.id in rules)),
     )
 
 
-def _only(graph: ModelGraph, pattern: str) -> int:
+def find_operator(graph: ModelGraph, pattern: str) -> int:
+    """The id of the one operator that a name or pattern fits.
+
+    Raises:
+        UsageError: none fits, or several do; suggests names.
+    """
     found = select_ops(graph, pattern, "OPERATOR")
     exact = [op for op in found if pattern in (graph.ops[op].name, graph.ops[op].label)]
     if len(exact) == 1:
@@ -92,7 +96,7 @@ def _notes(decision: Decision) -> tuple[ReasonNote, ...]:
     return tuple(ReasonNote(r.rule, r.text, r.authority.value) for r in decision.reasons)
 
 
-def _outcomes(study: Study, plan: PrecisionPlan, op: int) -> Iterator[Outcome]:
+def _outcomes(study: StudyBase, plan: PrecisionPlan, op: int) -> Iterator[Outcome]:
     """The plan as it is, and under the options that could change this operator."""
     options = study.options
     label = study.graph.ops[op].label
@@ -105,7 +109,7 @@ def _outcomes(study: Study, plan: PrecisionPlan, op: int) -> Iterator[Outcome]:
     if _precision(plan, op) != "fp32":
         trials.append((f"--keep-fp32 {shlex.quote(label)}", {"keep_fp32": (*options.keep_fp32, label)}))
     for change, words in trials:
-        other = replace(study, options=replace(options, **words))  # type: ignore[arg-type]
+        other = study.under(replace(options, **words))  # type: ignore[arg-type]
         yield _outcome(change, other.plan(), op)
 
 
@@ -124,20 +128,7 @@ def _precision(plan: PrecisionPlan, op: int) -> str:
 
 
 def diff(first: PathLike, second: PathLike) -> DiffReport:
-    """Compare two plans, or two models: what changed in precision and casts.
-
-    Args:
-        first: a plan (.json) or a model (.onnx).
-        second: another one of the same kind.
-
-    Returns:
-        The report; `report.differs` says whether there is any difference. Operators are matched by scope and
-        name.
-
-    Raises:
-        UsageError: one is a plan and the other a model.
-        PlanError, ModelError: one cannot be read.
-    """
+    """Compare two plans or two ONNX models; see `fp16conv.diff`."""
     kinds = [Path(path).suffix.lower() == ".json" for path in (first, second)]
     if kinds[0] != kinds[1]:
         raise UsageError(
@@ -145,7 +136,9 @@ def diff(first: PathLike, second: PathLike) -> DiffReport:
             where=f"{first}, {second}",
             hint="give two plans (.json) or two models (.onnx)",
         )
-    return _diff_plans(first, second) if kinds[0] else _diff_models(first, second)
+    if kinds[0]:
+        return _diff_plans(first, second)
+    return diff_graphs(str(first), load_onnx(first).graph, str(second), load_onnx(second).graph)
 
 
 def _diff_plans(first: PathLike, second: PathLike) -> DiffReport:
@@ -210,8 +203,15 @@ def _same(decision: Decision, others: Sequence[Decision] | None) -> bool:
     return any(o.symbol == decision.symbol and o.dtype is decision.dtype for o in others or ())
 
 
-def _diff_models(first: PathLike, second: PathLike) -> DiffReport:
-    one, two = load_onnx(first).graph, load_onnx(second).graph
+def diff_graphs(first: str, one: ModelGraph, second: str, two: ModelGraph) -> DiffReport:
+    """What changed in precision and casts between two models; see `diff`.
+
+    Args:
+        first: name of the first model.
+        one: its graph.
+        second: name of the second model.
+        two: its graph.
+    """
     before, after = _operators(one), _operators(two)
     changes = []
     for key in [*before, *(k for k in after if k not in before)]:
@@ -227,8 +227,8 @@ def _diff_models(first: PathLike, second: PathLike) -> DiffReport:
     casts = [_casts(graph) for graph in (one, two)]
     return DiffReport(
         tool_version=fp16conv.__version__,
-        first=str(first),
-        second=str(second),
+        first=first,
+        second=second,
         kind="models",
         operators=len({*before, *after}),
         changes=tuple(changes),
@@ -242,7 +242,7 @@ def _diff_models(first: PathLike, second: PathLike) -> DiffReport:
 def _operators(graph: ModelGraph) -> Mapping[tuple[str, str], OperatorDetail]:
     """Operators by scope and name; casts are compared on their own."""
     listed = list_converted(graph).operators
-    return {(op.scope, op.label): op for op in listed if op.op_type != "Cast"}
+    return {(op.scope, op.label): op for op in listed if FAMILIES.get(op.op_type, op.op_type) != "Cast"}
 
 
 def _casts(graph: ModelGraph) -> set[str]:
@@ -250,7 +250,7 @@ def _casts(graph: ModelGraph) -> set[str]:
     kinds = (DataType.FLOAT, DataType.FLOAT16)
     found = set()
     for op in graph.ops:
-        if op.key != "Cast" or not op.inputs or op.inputs[0] is None or op.outputs[0] is None:
+        if family(op) != "Cast" or not op.inputs or op.inputs[0] is None or op.outputs[0] is None:
             continue
         source, result = graph.values[op.inputs[0]], graph.values[op.outputs[0]]
         if source.dtype in kinds and result.dtype in kinds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +13,19 @@ from fp16conv.conversion.verify import require_valid
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
-from fp16conv.graph import DataType
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import Check, OperatorError, OutputFile, Repair
-from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Authority, Reason
-from fp16conv.study import Study
+from fp16conv.study import Study, StudyBase
 from fp16conv.validation.attribution import attribute, repair_plan
 from fp16conv.validation.compare import Provider, ValidationResult, compare_models
+from fp16conv.validation.probe import ProbeBase
 
-__all__ = ["Comparison", "ConversionJob", "Outcome", "culprits_of"]
+__all__ = ["MAX_REPAIRS", "Comparison", "ConversionJob", "OnnxJob", "Outcome", "Tolerance"]
+
+MAX_REPAIRS = 3
+"""Rounds of: attribute the error, move the worst to FP32, plan again."""
 
 MEASURED = "measured-error"
 """Rule id of what the repair moved to FP32."""
@@ -32,16 +35,23 @@ TIGHTER = 0.8
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How to compare: the user's tolerance and provider."""
+class Tolerance:
+    """How far from FP32 an output may be, see `validation.metrics`."""
 
-    runtime: Runtime
-    provider: Provider
     rtol: float
     atol: float
-    allow_integer_changes: bool
+    allow_integer_changes: bool = False
 
-    def run(self, reference: LoadedModel, candidate: LoadedModel, feeds: FeedSource) -> ValidationResult:
+
+@dataclass(frozen=True)
+class Comparison(Tolerance):
+    """How to compare ONNX models: the user's tolerance and provider."""
+
+    provider: Provider = "auto"
+
+    def run(
+        self, reference: LoadedModel, candidate: LoadedModel, feeds: FeedSource, runtime: Runtime
+    ) -> ValidationResult:
         """Compare two models on the feeds."""
         return compare_models(
             reference,
@@ -52,7 +62,7 @@ class Comparison:
             atol=self.atol,
             labels=feeds.labels,
             allow_integer_changes=self.allow_integer_changes,
-            runtime=self.runtime,
+            runtime=runtime,
         )
 
 
@@ -76,33 +86,30 @@ class Outcome:
         return OutputFile(str(model), nbytes, tuple(map(str, external)))
 
 
-class _Missed(Exception):  # noqa: N818 - a signal from the check to the loop, not an error
-    """The staged file is out of tolerance."""
-
-
-class ConversionJob:
+class ConversionJob(ABC):
     """Convert, verify, compare and save, with repairs.
 
     Args:
         study: the model and what is known about it.
-        output: file to write.
-        comparison: how to compare with the FP32 model, None to save unvalidated.
+        output: file to write; None keeps the result in memory, where the kind of job allows it.
+        tolerance: how far the file may be from the FP32 model, None to save it unvalidated.
         allow_out_of_tolerance: write the file even where repairs do not help.
         progress: told about each step.
     """
 
     def __init__(
         self,
-        study: Study,
-        output: Path,
-        comparison: Comparison | None,
-        allow_out_of_tolerance: bool,
-        progress: Progress | None,
+        study: StudyBase,
+        output: Path | None,
+        tolerance: Tolerance | None,
+        allow_out_of_tolerance: bool = False,
+        progress: Progress | None = None,
     ) -> None:
-        self._study, self._output, self._comparison = study, output, comparison
-        self._allow, self._progress = allow_out_of_tolerance, progress
+        self.study, self.tolerance = study, tolerance
+        self._output, self._allow, self._progress = output, allow_out_of_tolerance, progress
         self._checks: list[Check] = []
         self._result: ValidationResult | None = None
+        self._files: tuple[Path, ...] = ()
 
     def run(self, given: PrecisionPlan | None, rounds: int) -> Outcome:
         """Convert by a given plan, or by one of our own that is repaired at most `rounds` times.
@@ -114,75 +121,55 @@ class ConversionJob:
         pinned: dict[int, Reason] = {}
         repairs: list[Repair] = []
         self._tell("planning")
-        plan = given or self._study.plan()
-        files = self._write(plan, self._allow and not rounds)
+        plan = given or self.study.plan()
+        accepted = self._write(plan, self._allow and not rounds)
         for number in range(1, rounds + 1):
-            repair = None if files else self._repair(plan, pinned, number)
+            repair = None if accepted else self._repair(plan, pinned, number)
             if repair is None:
                 break
             repairs.append(repair)
-            plan = self._study.plan(pinned)
-            files = self._write(plan, self._allow and number == rounds)
-        if not files and self._allow:
-            files = self._write(plan, True)
-        return Outcome(plan, files, tuple(self._checks), self._result, tuple(repairs))
+            plan = self.study.plan(pinned)
+            accepted = self._write(plan, self._allow and number == rounds)
+        if not accepted and self._allow:
+            self._write(plan, True)
+        return Outcome(plan, self._files, tuple(self._checks), self._result, tuple(repairs))
+
+    def find_culprits(self, plan: PrecisionPlan) -> tuple[OperatorError, ...]:
+        """The operators that cause the error of a plan, worst first, with their share of it."""
+        with self._open_probe(plan) as probe:
+            blames = attribute(probe, plan.dtype_list(len(probe.graph.typevars)))
+        return tuple(OperatorError(b.label, b.op_type, b.share) for b in blames[:10])
+
+    @abstractmethod
+    def _write(self, plan: PrecisionPlan, accept: bool) -> bool:
+        """Write the model if it passes (or in any case, if `accept`); False where it misses the tolerance.
+
+        Fills `_checks`, `_result` and `_files`.
+        """
 
     def _tell(self, step: str) -> None:
         if self._progress is not None:
             self._progress(step)
 
-    def _write(self, plan: PrecisionPlan, accept: bool) -> tuple[Path, ...]:
-        """Write the model if it passes (or in any case, if `accept`); empty where it misses the tolerance."""
-        self._tell("converting")
-        mixed = convert(self._study.loaded, plan)
-        self._checks.clear()
-
-        def check(staged: Path) -> None:
-            self._tell("verifying")
-            require_valid(staged, self._study.loaded, plan)
-            self._checks += [
-                Check("ONNX checker", True, "full check"),
-                Check("type inference", True, "strict, with data propagation"),
-                Check("interface", True, "names, types and shapes as asked"),
-            ]
-            if self._comparison is not None:
-                self._compare(staged, accept)
-
-        try:
-            return save(mixed, self._output, self._study.loaded, check=check)
-        except _Missed:
-            return ()
-
-    def _compare(self, staged: Path, accept: bool) -> None:
-        assert self._comparison is not None
-        self._tell("comparing with FP32")
-        self._result = self._comparison.run(self._study.loaded, load_onnx(staged), self._study.feeds)
-        failed = [f for f in self._result.findings if f.stage in ("load", "run")]
-        detail = "; ".join(f"{f.runtime}, {f.provider}: {f.message}" for f in failed)
-        self._checks.append(Check("load in ONNX Runtime", None if failed else True, detail))
-        if not self._result.ok and not accept:
-            raise _Missed
+    def _open_probe(self, plan: PrecisionPlan, *, tighter: float = 1.0, batches: int = 1) -> ProbeBase:
+        assert self.tolerance is not None
+        return self.study.open_probe(
+            plan,
+            rtol=self.tolerance.rtol * tighter,
+            atol=self.tolerance.atol * tighter,
+            allow_integer_changes=self.tolerance.allow_integer_changes,
+            batches=batches,
+        )
 
     def _repair(self, plan: PrecisionPlan, pinned: dict[int, Reason], number: int) -> Repair | None:
         """Find what causes the error and pin it to FP32; None where nothing is left to move."""
         assert self._result is not None
-        assert self._comparison is not None
         self._tell("finding the operators that cause the error")
-        found = repair_plan(
-            self._study.loaded,
-            _dtypes(self._study, plan),
-            self._study.feeds,
-            self._comparison.runtime,
-            facts=self._study.facts,
-            saturated=tuple(plan.saturated),
-            folded=tuple(plan.folded),
-            rescaled=exponents_of(plan.rescaled),
-            rtol=self._comparison.rtol * TIGHTER ** (number - 1),
-            atol=self._comparison.atol * TIGHTER ** (number - 1),
-            allow_integer_changes=self._comparison.allow_integer_changes,
-            batches=self._result.batches,
-        )
-        judgements = self._study.verdicts.judgements
+        tighter = TIGHTER ** (number - 1)
+        with self._open_probe(plan, tighter=tighter, batches=self._result.batches) as probe:
+            dtypes = plan.dtype_list(len(probe.graph.typevars))
+            found = repair_plan(probe, dtypes, facts=self.study.facts)
+        judgements = self.study.verdicts.judgements
         new = [t for t in found.typevars if t not in pinned and not judgements[t].is_commanded]
         shares = {t: b.share for b in found.blames for t in b.typevars}
         for typevar in new:
@@ -195,25 +182,46 @@ class ConversionJob:
         return Repair(number, tuple(labels), error) if new else None
 
 
-def culprits_of(study: Study, comparison: Comparison, plan: PrecisionPlan) -> tuple[OperatorError, ...]:
-    """The operators that cause the error of a plan, worst first, with their share of it."""
-    blames = attribute(
-        study.loaded,
-        _dtypes(study, plan),
-        study.feeds,
-        comparison.runtime,
-        saturated=tuple(plan.saturated),
-        folded=tuple(plan.folded),
-        rescaled=exponents_of(plan.rescaled),
-        rtol=comparison.rtol,
-        atol=comparison.atol,
-        allow_integer_changes=comparison.allow_integer_changes,
-    )
-    return tuple(OperatorError(b.label, b.op_type, b.share) for b in blames[:10])
+class _Missed(Exception):  # noqa: N818 - a signal from the check to the loop, not an error
+    """The staged file is out of tolerance."""
 
 
-def _dtypes(study: Study, plan: PrecisionPlan) -> list[DataType]:
-    dtypes = [DataType.FLOAT] * len(study.loaded.graph.typevars)
-    for decision in plan.decisions:
-        dtypes[decision.typevar] = decision.dtype
-    return dtypes
+class OnnxJob(ConversionJob):
+    """A job whose result is an .onnx file."""
+
+    study: Study
+    tolerance: Comparison | None
+
+    def _write(self, plan: PrecisionPlan, accept: bool) -> bool:
+        assert self._output is not None
+        self._tell("converting")
+        loaded = self.study.loaded
+        mixed = convert(loaded, plan)
+        self._checks.clear()
+
+        def check(staged: Path) -> None:
+            self._tell("verifying")
+            require_valid(staged, loaded, plan)
+            self._checks += [
+                Check("ONNX checker", True, "full check"),
+                Check("type inference", True, "strict, with data propagation"),
+                Check("interface", True, "names, types and shapes as asked"),
+            ]
+            if self.tolerance is not None:
+                self._compare(staged, self.tolerance, accept)
+
+        try:
+            self._files = save(mixed, self._output, loaded, check=check)
+        except _Missed:
+            return False
+        return True
+
+    def _compare(self, staged: Path, comparison: Comparison, accept: bool) -> None:
+        self._tell("comparing with FP32")
+        study = self.study
+        self._result = comparison.run(study.loaded, load_onnx(staged), study.feeds, study.runtime)
+        failed = [f for f in self._result.findings if f.stage in ("load", "run")]
+        detail = "; ".join(f"{f.runtime}, {f.provider}: {f.message}" for f in failed)
+        self._checks.append(Check("load in ONNX Runtime", None if failed else True, detail))
+        if not self._result.ok and not accept:
+            raise _Missed

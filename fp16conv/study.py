@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from fp16conv.collector import collection_paused
 from fp16conv.conversion.loss_guard import refuse_losses
@@ -38,10 +38,10 @@ from fp16conv.reporting.report import Evidence, ModelFacts
 from fp16conv.reporting.summary import describe_model
 from fp16conv.rulebook.book import RuleBook, load_book
 from fp16conv.rulebook.judge import judge
-from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Judgement, Reason, Verdict, Verdicts
 from fp16conv.validation.compare import load_reference, run_reference
 from fp16conv.validation.depth import errors_of_plan
+from fp16conv.validation.probe import Probe, ProbeBase, rewritten_by
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -51,7 +51,6 @@ __all__ = [
     "Study",
     "StudyBase",
     "describe_evidence",
-    "describe_study",
     "load_model",
     "open_feeds",
     "read_options",
@@ -174,6 +173,43 @@ class StudyBase(ABC):
     def graph(self) -> ModelGraph:
         """The neutral graph."""
 
+    @property
+    @abstractmethod
+    def engine(self) -> str:
+        """What measures, with its version: readings of another one are not comparable."""
+
+    @abstractmethod
+    def describe(self) -> ModelFacts:
+        """What the report says about the model."""
+
+    @abstractmethod
+    def under(self, options: Options) -> StudyBase:
+        """The same model and observations under other options."""
+
+    @abstractmethod
+    def open_probe(
+        self,
+        plan: PrecisionPlan | Verdicts,
+        *,
+        rtol: float,
+        atol: float,
+        allow_integer_changes: bool = False,
+        batches: int = 1,
+    ) -> ProbeBase:
+        """Measure assignments of the model on the first batches.
+
+        Args:
+            plan: says what is rewritten besides dtypes.
+            rtol: allowed relative L2 error per output.
+            atol: allowed root mean square error per output, on top.
+            allow_integer_changes: integer outputs may change.
+            batches: number of batches.
+        """
+
+    @abstractmethod
+    def measure_values(self, plan: PrecisionPlan, batch: Mapping[str, Any]) -> tuple[dict[int, float], str]:
+        """Relative L2 error per value id under a plan on a batch, and what that rests on."""
+
     @cached_property
     def proven(self) -> dict[int, RangeFact]:
         """Bounds that hold for all inputs in the declared ranges; a range that the data leaves is void."""
@@ -248,16 +284,38 @@ class StudyBase(ABC):
             options=self.options.recorded(),
         )
 
+    def list_details(self, plan: PrecisionPlan) -> Details:
+        """Every operator with its reasons, observed ranges, and error under the plan on the first batch."""
+        seen = self.calibration
+        errors: dict[int, float] = {}
+        note = ""
+        batch = next(iter(self.feeds), None) if seen is not None else None
+        if batch is not None:
+            errors, note = self.measure_values(plan, batch)
+        return list_operators(
+            self.graph,
+            plan,
+            self.book,
+            facts={**self.facts, **self.observed},
+            proven=self.proven,
+            histograms=seen.histograms if seen is not None else None,
+            shapes=self.shapes,
+            macs=self.costs.macs,
+            errors=errors,
+            error_note=note,
+        )
+
 
 @dataclass(frozen=True)
 class Study(StudyBase):
-    """A model with all that is known about it.
+    """An ONNX model with all that is known about it.
 
     Args:
         loaded: the model and its graph.
         feeds: the inputs used to observe and to compare.
         calibration: what the FP32 run over them showed, None where it could not run.
         unobserved: why there is no calibration, empty otherwise.
+        runtime: runs models.
     """
 
     options: Options
@@ -266,10 +324,61 @@ class Study(StudyBase):
     feeds: FeedSource
     calibration: Calibration | None
     unobserved: str
+    runtime: Runtime
 
     @property
     def graph(self) -> ModelGraph:
         return self.loaded.graph
+
+    @property
+    def engine(self) -> str:
+        return self.runtime.version
+
+    def under(self, options: Options) -> Study:
+        return replace(self, options=options)
+
+    def describe(self) -> ModelFacts:
+        proto = self.loaded.proto
+        return describe_model(
+            self.graph,
+            ir_version=proto.ir_version,
+            producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+            macs=sum(self.costs.macs.values()) or None,
+        )
+
+    def open_probe(
+        self,
+        plan: PrecisionPlan | Verdicts,
+        *,
+        rtol: float,
+        atol: float,
+        allow_integer_changes: bool = False,
+        batches: int = 1,
+    ) -> Probe:
+        return Probe(
+            self.loaded,
+            self.feeds,
+            self.runtime,
+            **rewritten_by(plan),
+            rtol=rtol,
+            atol=atol,
+            allow_integer_changes=allow_integer_changes,
+            batches=batches,
+        )
+
+    def measure_values(self, plan: PrecisionPlan, batch: Mapping[str, Any]) -> tuple[dict[int, float], str]:
+        errors: dict[int, float] = {}
+        with contextlib.suppress(RuntimeFailure):
+            errors = errors_of_plan(
+                self.loaded,
+                plan.dtype_list(len(self.graph.typevars)),
+                batch,
+                self.runtime,
+                **rewritten_by(plan),
+                shapes=self.shapes,
+                memory_limit=self.options.memory_limit,
+            )
+        return errors, "the first batch, the plan emulated: every FP16 tensor is rounded"
 
 
 def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:
@@ -284,33 +393,12 @@ def _pin(verdicts: Verdicts, pinned: Mapping[int, Reason]) -> Verdicts:
 
 
 def load_model(model: str | os.PathLike[str] | LoadedModel) -> LoadedModel:
-    """Read an .onnx file and check that nothing in it would be lost.
-
-    Args:
-        model: path; external data must lie in its folder. A loaded model is returned as it is.
-
-    Returns:
-        the onnx_ir model, its ModelGraph and the map between them.
-
-    Raises:
-        ModelError: it cannot be read, or holds what a conversion could not keep.
-    """
+    """Read an .onnx file; see `fp16conv.load`. A loaded model is returned as it is."""
     if isinstance(model, LoadedModel):
         return model
     loaded = load_onnx(model)
     refuse_losses(loaded.proto, str(model))
     return loaded
-
-
-def describe_study(study: Study) -> ModelFacts:
-    """What the report says about the model."""
-    proto = study.loaded.proto
-    return describe_model(
-        study.graph,
-        ir_version=proto.ir_version,
-        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
-        macs=sum(study.costs.macs.values()) or None,
-    )
 
 
 def describe_evidence(feeds: FeedSource, options: Options, batches: int) -> Evidence:
@@ -378,7 +466,7 @@ def start_study(
     if observe:
         report("observing ranges")
         calibration, unobserved = _observe(loaded, runtime, feeds, options)
-    return Study(options, loaded, book, feeds, calibration, unobserved)
+    return Study(options, loaded, book, feeds, calibration, unobserved, runtime)
 
 
 def _observe(
@@ -401,43 +489,3 @@ def _try_run(loaded: LoadedModel, runtime: Runtime, feeds: FeedSource) -> None:
             run_reference(runtime, session, loaded.graph.source, batch)
     finally:
         runtime.unload(session)
-
-
-def list_details(study: Study, plan: PrecisionPlan, runtime: Runtime) -> Details:
-    """Every operator with its reasons, observed ranges, and error under the plan on the first batch.
-
-    Args:
-        study: the model and what is known about it.
-        plan: the plan in question.
-        runtime: runs the FP32 model and the emulated plan.
-    """
-    seen = study.calibration
-    errors: dict[int, float] = {}
-    batch = next(iter(study.feeds), None) if seen is not None else None
-    if batch is not None:
-        chosen = plan.dtypes
-        dtypes = [chosen.get(t.id, DataType.FLOAT) for t in study.loaded.graph.typevars]
-        with contextlib.suppress(RuntimeFailure):
-            errors = errors_of_plan(
-                study.loaded,
-                dtypes,
-                batch,
-                runtime,
-                saturated=tuple(plan.saturated),
-                folded=tuple(plan.folded),
-                rescaled=exponents_of(plan.rescaled),
-                shapes=study.shapes,
-                memory_limit=study.options.memory_limit,
-            )
-    return list_operators(
-        study.loaded.graph,
-        plan,
-        study.book,
-        facts={**study.facts, **study.observed},
-        proven=study.proven,
-        histograms=seen.histograms if seen is not None else None,
-        shapes=study.shapes,
-        macs=study.costs.macs,
-        errors=errors,
-        error_note="the first batch, the plan emulated: every FP16 tensor is rounded",
-    )

@@ -18,7 +18,7 @@ from fp16conv.errors import ValidationError
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.job import Comparison, ConversionJob, Outcome
+from fp16conv.job import Comparison, ConversionJob, OnnxJob, Outcome, Tolerance
 from fp16conv.planning.cut import Charge
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.planner import make_plan
@@ -26,15 +26,13 @@ from fp16conv.reporting.comparison import find_in_validation, summarize_validati
 from fp16conv.reporting.frontier import find_moved, list_frontier, list_roundings
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import Finding, Severity
+from fp16conv.reporting.source_lines import add_source_lines
 from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
 from fp16conv.reporting.tuning import Effort, TuneReport
-from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.study import (
     OptionWords,
-    Study,
+    StudyBase,
     describe_evidence,
-    describe_study,
-    list_details,
     load_model,
     read_options,
     start_study,
@@ -43,9 +41,9 @@ from fp16conv.tuning.meter import Journal, Meter
 from fp16conv.tuning.relaxation import relax
 from fp16conv.tuning.search import Point, Search, TuneResult, max_runs
 from fp16conv.validation.compare import Provider
-from fp16conv.validation.probe import Probe
+from fp16conv.validation.probe import rewritten_by
 
-__all__ = ["ATOL_SHARE", "default_cache", "tune", "tune_study"]
+__all__ = ["ATOL_SHARE", "default_cache", "run_tuning", "tune", "tune_study"]
 
 ATOL_SHARE = 1e-3
 """Absolute error that is always fine, as a part of the tolerance: outputs are mostly of the order of 1."""
@@ -64,32 +62,7 @@ def tune(
     progress: Progress | None = None,
     **options: Unpack[OptionWords],
 ) -> TuneReport:
-    """Find the fastest plan whose error meets a tolerance on all batches, and convert by it.
-
-    Predicted time is traded against measured error: operators that the rules keep in FP32 are relaxed where
-    this model's numbers show that they are safe and it pays, others go to FP32 where they must. The plan that
-    `convert` makes is a candidate: the result is never predicted slower where that plan is within tolerance.
-
-    Args:
-        model: path of an .onnx file, or a loaded model.
-        output: file to write; None only searches.
-        tolerance: allowed relative L2 error per output.
-        atol: allowed root mean square error per output, on top; a thousandth of the tolerance by default.
-        budget_seconds: stop searching after this time with the best plan so far.
-        cache: folder for measurements, by which an interrupted search goes on; None keeps none.
-        allow_integer_changes: integer outputs may differ.
-        provider: of the final comparison: auto, emulated or cuda. The search itself emulates.
-        progress: told about each run.
-        **options: see `OptionWords`.
-
-    Returns:
-        The report; `report.met` is False where no plan is within tolerance, and no file is written then.
-
-    Raises:
-        ValidationError: the FP32 model does not run.
-        ConversionError: the result is not valid; no file was written.
-        ModelError, DataError, UsageError: as in `analyze`.
-    """
+    """Tune an ONNX model; see `fp16conv.tune`."""
     chosen = read_options(**options)
     loaded = load_model(model)
     if output is not None:
@@ -97,39 +70,53 @@ def tune(
     allowed = tolerance * ATOL_SHARE if atol is None else atol
     with Runtime() as runtime:
         study = start_study(loaded, chosen, runtime, progress)
-        result = tune_study(
+        comparison = Comparison(tolerance, allowed, allow_integer_changes, provider)
+        job = None if output is None else OnnxJob(study, Path(output), comparison, False, progress)
+        return run_tuning(
             study,
-            runtime,
-            rtol=tolerance,
-            atol=allowed,
-            allow_integer_changes=allow_integer_changes,
+            job,
+            comparison,
             cache=None if cache is None else Path(cache),
             budget_seconds=budget_seconds,
             progress=progress,
         )
-        comparison = Comparison(runtime, provider, tolerance, allowed, allow_integer_changes)
-        outcome, best = _write(study, comparison, result, output, progress)
-        report = _report(study, result, outcome, best, tolerance, output is not None)
-        if not chosen.details:
-            return report
-        shown = best or min(result.points, key=lambda p: p.reading.worst, default=None)
-        plan = result.default if shown is None else shown.plan
-        return dataclasses.replace(report, details=list_details(study, plan, runtime))
 
 
-def _write(
-    study: Study,
-    comparison: Comparison,
-    result: TuneResult,
-    output: str | os.PathLike[str] | None,
+def run_tuning(
+    study: StudyBase,
+    job: ConversionJob | None,
+    tolerance: Tolerance,
+    *,
+    cache: Path | None,
+    budget_seconds: float | None,
     progress: Progress | None,
-) -> tuple[Outcome | None, Point | None]:
+) -> TuneReport:
+    """Search, and convert by what was found; see `tune`.
+
+    Args:
+        study: the model and what is known about it.
+        job: converts; None only searches.
+        tolerance: what an output may err.
+        cache: folder for measurements, None to keep none.
+        budget_seconds: when to stop searching with the best plan so far.
+        progress: told about each run.
+    """
+    result = tune_study(study, tolerance, cache=cache, budget_seconds=budget_seconds, progress=progress)
+    outcome, best = _write(job, result)
+    report = _report(study, result, outcome, best, tolerance.rtol, job is not None)
+    if not study.options.details:
+        return report
+    shown = best or min(result.points, key=lambda p: p.reading.worst, default=None)
+    plan = result.default if shown is None else shown.plan
+    return dataclasses.replace(report, details=study.list_details(plan))
+
+
+def _write(job: ConversionJob | None, result: TuneResult) -> tuple[Outcome | None, Point | None]:
     """Convert by the best plan; by the next one where the file misses what its emulation met."""
-    if output is None or result.best is None:
+    if job is None or result.best is None:
         return None, result.best
     outcome = None
     for point in (result.best, *result.alternatives[:2]):
-        job = ConversionJob(study, Path(output), comparison, False, progress)
         outcome = job.run(point.plan, 0)
         if outcome.files:
             return outcome, point
@@ -141,7 +128,7 @@ ENOUGH_BATCHES: Final = 8
 
 
 def _report(
-    study: Study,
+    study: StudyBase,
     result: TuneResult,
     outcome: Outcome | None,
     best: Point | None,
@@ -170,10 +157,10 @@ def _report(
     if outcome is not None and outcome.result is not None:
         validation = summarize_validation(outcome.result)
         findings += find_in_validation(outcome.result)
-    return TuneReport(
+    report = TuneReport(
         tool_version=fp16conv.__version__,
         options=dict(plan.options),
-        model=describe_study(study),
+        model=study.describe(),
         decisions=summarize_decisions(plan, study.costs.macs),
         size=read_size(plan),
         prediction=read_prediction(plan, study.costs.device),
@@ -197,6 +184,7 @@ def _report(
         roundings=list_roundings(graph, result),
         findings=tuple(findings),
     )
+    return add_source_lines(report, graph)
 
 
 def default_cache() -> Path:
@@ -206,12 +194,9 @@ def default_cache() -> Path:
 
 
 def tune_study(
-    study: Study,
-    runtime: Runtime,
+    study: StudyBase,
+    tolerance: Tolerance,
     *,
-    rtol: float,
-    atol: float,
-    allow_integer_changes: bool = False,
     cache: Path | None = None,
     budget_seconds: float | None = None,
     progress: Progress | None = None,
@@ -220,10 +205,7 @@ def tune_study(
 
     Args:
         study: the model and what is known about it.
-        runtime: CPU runtime.
-        rtol: allowed relative L2 error per output.
-        atol: allowed root mean square error per output, on top.
-        allow_integer_changes: integer outputs may change.
+        tolerance: what an output may err.
         cache: folder for readings, None to keep none.
         budget_seconds: when to stop with the best plan so far.
         progress: told about each run.
@@ -231,7 +213,7 @@ def tune_study(
     Raises:
         ValidationError: the FP32 model does not run.
     """
-    graph = study.loaded.graph
+    graph = study.graph
     if study.calibration is None:
         raise ValidationError(
             "the FP32 model does not run, so there is nothing to tune by",
@@ -239,7 +221,7 @@ def tune_study(
             why=study.unobserved,
         )
     relaxed, _ = relax(graph, study.verdicts, study.facts)
-    options = study.options.recorded() | {"tolerance": rtol, "atol": atol}
+    options = study.options.recorded() | {"tolerance": tolerance.rtol, "atol": tolerance.atol}
 
     def planner(*, charges: Sequence[Charge], lam: float, kept: Collection[int] = ()) -> PrecisionPlan:
         return make_plan(
@@ -256,31 +238,18 @@ def tune_study(
 
     parts = [
         fp16conv.__version__,
-        runtime.version,
+        study.engine,
         graph.digest,
         study.book.digest,
         _digest(study.feeds),
-        repr(
-            (
-                rtol,
-                atol,
-                allow_integer_changes,
-                sorted(study.verdicts.saturated),
-                sorted(study.verdicts.folded),
-                sorted(exponents_of(study.verdicts.rescaled).items()),
-            )
-        ),
+        repr((tolerance.rtol, tolerance.atol, tolerance.allow_integer_changes)),
+        repr(rewritten_by(study.verdicts)),
     ]
-    with Probe(
-        study.loaded,
-        study.feeds,
-        runtime,
-        saturated=tuple(study.verdicts.saturated),
-        folded=tuple(study.verdicts.folded),
-        rescaled=exponents_of(study.verdicts.rescaled),
-        rtol=rtol,
-        atol=atol,
-        allow_integer_changes=allow_integer_changes,
+    with study.open_probe(
+        study.verdicts,
+        rtol=tolerance.rtol,
+        atol=tolerance.atol,
+        allow_integer_changes=tolerance.allow_integer_changes,
         batches=len(study.feeds),
     ) as probe:
         operators = sum(bool(op.typevars) for op in graph.ops)

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from fp16conv import half
 from fp16conv.conversion.assignment import Assignment, assign
 from fp16conv.errors import ConversionError
+from fp16conv.execution.fx import put_argument
 from fp16conv.frontends.fx.importer import ASSERT_METADATA
 from fp16conv.frontends.fx.program import LoadedProgram, Slot, stored_tensor
 from fp16conv.frontends.fx.typing import CASTS, base_name, has_dtype
@@ -38,7 +39,7 @@ _STALE: Final = ("val", "tensor_meta", "from_node")
 
 
 def convert_program(
-    loaded: LoadedProgram, plan: PrecisionPlan, *, master_weights: bool = False
+    loaded: LoadedProgram, plan: PrecisionPlan | Assignment, *, master_weights: bool = False
 ) -> ExportedProgram:
     """Apply a plan; the program given stays untouched.
 
@@ -48,7 +49,7 @@ def convert_program(
 
     Args:
         loaded: the program.
-        plan: decisions for its graph.
+        plan: decisions for its graph, checked already if an assignment.
         master_weights: parameters and buffers stay FP32 and are cast where FP16 reads them, so that
             gradients flow into FP32 (training).
 
@@ -59,7 +60,8 @@ def convert_program(
         PlanError: the plan does not belong to the program.
         ConversionError: torch refuses the result.
     """
-    converter = _Converter(loaded, assign(loaded.graph, plan), master_weights)
+    assignment = plan if isinstance(plan, Assignment) else assign(loaded.graph, plan)
+    converter = _Converter(loaded, assignment, master_weights)
     try:
         return converter.run()
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
@@ -232,12 +234,14 @@ class _Converter:
             use = Use(op.id, slot, op.scope)
             given = _at(args, kwargs, place)
             if isinstance(given, Node):
-                _put(args, kwargs, place, self._fetch(op.inputs[slot], given, self.assignment.of_use(use)))
+                put_argument(
+                    args, kwargs, place, self._fetch(op.inputs[slot], given, self.assignment.of_use(use))
+                )
             elif (
                 self.assignment.of_use(use) is DataType.FLOAT16
                 and op.inputs[slot] in self.assignment.saturated
             ):
-                _put(args, kwargs, place, _saturate(given))
+                put_argument(args, kwargs, place, _saturate(given))
         target = node.target
         cast_behind = False
         if isinstance(target, OpOverload) and has_dtype(target):
@@ -286,14 +290,14 @@ class _Converter:
         given = _at(args, kwargs, place)
         if read is None or base_name(target) in CASTS:
             if wanted is DataType.FLOAT16 or (given is None and read is DataType.FLOAT16):
-                _put(args, kwargs, place, _TORCH[wanted])
+                put_argument(args, kwargs, place, _TORCH[wanted])
             return False
         if read is wanted:
             if given is not None:
-                _put(args, kwargs, place, _TORCH[wanted])
+                put_argument(args, kwargs, place, _TORCH[wanted])
             return False
         if wanted is DataType.FLOAT or base_name(target).startswith("new_") or "_like" in base_name(target):
-            _put(args, kwargs, place, _TORCH[wanted])
+            put_argument(args, kwargs, place, _TORCH[wanted])
             return False
         return True
 
@@ -405,18 +409,6 @@ def _rename(argument: Any, name: str) -> Any:
 def _at(args: list[Any], kwargs: Mapping[str, Any], place: Slot) -> Any:
     given: Any = args[place.position] if place.position < len(args) else kwargs.get(place.argument)
     return given[place.item] if place.item is not None else given
-
-
-def _put(args: list[Any], kwargs: dict[str, Any], place: Slot, value: Any) -> None:
-    if place.item is not None:
-        given = args[place.position] if place.position < len(args) else kwargs[place.argument]
-        items = list(given)
-        items[place.item] = value
-        value = items
-    if place.position < len(args):
-        args[place.position] = value
-    else:
-        kwargs[place.argument] = value
 
 
 def _saturate(number: float) -> float:

@@ -12,11 +12,25 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Interpreter, Node
+from torch.fx.node import map_aggregate, map_arg
 
+from fp16conv import half
 from fp16conv.errors import ValidationError
-from fp16conv.frontends.fx.program import stored_tensor
+from fp16conv.execution.switches import Slot as Rounding
+from fp16conv.execution.switches import group_readers
+from fp16conv.execution.traits import is_exact_operator
+from fp16conv.frontends.fx.program import LoadedProgram, Slot, stored_tensor
+from fp16conv.graph import DataType, ModelGraph, Use
 
-__all__ = ["ProgramRun", "run_program", "to_array"]
+__all__ = [
+    "ProgramRun",
+    "ProgramRunner",
+    "Roundings",
+    "find_roundings",
+    "put_argument",
+    "run_program",
+    "to_array",
+]
 
 _MISSING_KERNEL = "not implemented for 'Half'"
 
@@ -35,6 +49,138 @@ class ProgramRun:
     without_kernel: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Roundings:
+    """Which numbers of an FP32 program are rounded to FP16 on the way to which of their readers.
+
+    Args:
+        tensors: pairs of the node that reads and the value id that it reads rounded.
+        numbers: per node, the places of literals with the rounded number.
+        values: value id of (node, output index).
+        saturated: value ids that become +-65504 instead of infinite.
+    """
+
+    tensors: frozenset[tuple[Node, int]]
+    numbers: Mapping[Node, tuple[tuple[Slot, float], ...]]
+    values: Mapping[tuple[Node, int], int]
+    saturated: frozenset[int]
+
+    @classmethod
+    def of(
+        cls, loaded: LoadedProgram, uses: Mapping[int, tuple[Use, ...]], saturated: frozenset[int]
+    ) -> Roundings:
+        """Collect roundings.
+
+        Args:
+            loaded: the program.
+            uses: per value id, the uses that read it rounded.
+            saturated: value ids that become +-65504 instead of infinite.
+        """
+        output = next(n for n in loaded.program.graph.nodes if n.op == "output")
+        tensors: set[tuple[Node, int]] = set()
+        numbers: dict[Node, list[tuple[Slot, float]]] = {}
+        held = set(loaded.value_ids.values())
+        for value, readers in uses.items():
+            literal = None if value in held else loaded.graph.array(value)
+            for use in readers:
+                if use.op is None:
+                    tensors.add((output, value))
+                elif literal is None:
+                    tensors.add((loaded.nodes[use.op], value))
+                elif (place := loaded.slots[use.op][use.slot]) is not None:
+                    rounded = half.saturate(literal) if value in saturated else literal
+                    number = float(half.round_to_fp16(np.asarray(rounded, np.float32)))
+                    numbers.setdefault(loaded.nodes[use.op], []).append((place, number))
+        places = {node: tuple(found) for node, found in numbers.items()}
+        return cls(frozenset(tensors), places, loaded.value_ids, saturated)
+
+
+def find_roundings(graph: ModelGraph) -> tuple[tuple[Rounding, tuple[Use, ...]], ...]:
+    """The roundings that plans can switch on, each with the uses that see it, in order of value ids."""
+    found = []
+    for value in graph.values:
+        if value.dtype is not DataType.FLOAT:
+            continue
+        source = graph.typevar_of_value(value.id)
+        producer = graph.producer(value.id)
+        is_moved = producer is not None and is_exact_operator(producer.domain, producer.op_type)
+        for reader, uses in group_readers(graph, value.id, is_moved):
+            found.append((Rounding(value.id, None if source is None else source.id, reader), uses))
+    return tuple(found)
+
+
+class ProgramRunner:
+    """Runs one program on one device; what the program stores is moved there once.
+
+    Args:
+        program: functional program.
+        device: where it runs; `device` arguments of its calls are replaced.
+        half: round parameters, buffers and floating inputs to FP16 first, as `module.half()` does.
+        where: name for messages.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        *,
+        device: torch.device | str = "cpu",
+        half: bool = False,
+        where: str = "",
+    ) -> None:
+        self._program, self._half, self._where = program, half, where
+        self._device = torch.device(device)
+        nodes = (n for n in program.graph.nodes if n.op == "placeholder")
+        self._inputs = [
+            (node, spec, self._place(stored_tensor(program, spec)))
+            for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True)
+        ]
+
+    def run(
+        self,
+        batch: Mapping[str, Any],
+        observe: Callable[[Node, object], None] | None = None,
+        rounded: Roundings | None = None,
+    ) -> ProgramRun:
+        """Run the program, one call after the other.
+
+        Args:
+            batch: arrays by input name; floating ones are cast to the type the program wants.
+            observe: told each call and what it gave.
+            rounded: what is rounded to FP16 on the way.
+
+        Raises:
+            ValidationError: an input is missing.
+            Exception: whatever a call raises.
+        """
+        run = ProgramRun()
+        values = [
+            self._place(self._read(node, batch)) if _is_fed(spec) else stored
+            for node, spec, stored in self._inputs
+        ]
+        with torch.no_grad():
+            results = _Calls(self._program, self._device, run, observe, rounded).run(*values)
+        for position, result in enumerate(results):
+            if isinstance(result, torch.Tensor):
+                run.outputs[position] = to_array(result)
+        return run
+
+    def _place(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        placed = value.to(self._device)
+        return placed.half() if self._half and placed.dtype is torch.float32 else placed
+
+    def _read(self, node: Node, batch: Mapping[str, Any]) -> Any:
+        if node.name not in batch:
+            raise ValidationError(f"no number is given for input '{node.name}'", where=self._where)
+        fake = node.meta.get("val")
+        array = np.array(batch[node.name])
+        if not isinstance(fake, torch.Tensor):
+            return array.item()
+        tensor = torch.from_numpy(array)
+        return tensor.to(fake.dtype) if tensor.dtype != fake.dtype else tensor
+
+
 def run_program(
     program: ExportedProgram,
     batch: Mapping[str, Any],
@@ -43,31 +189,8 @@ def run_program(
     half: bool = False,
     where: str = "",
 ) -> ProgramRun:
-    """Run a program on the CPU, one call after the other.
-
-    Args:
-        program: functional program.
-        batch: arrays by input name; floating ones are cast to the type the program wants.
-        observe: told each call and what it gave.
-        half: round parameters, buffers and floating inputs to FP16 first, as `module.half()` does.
-        where: name for messages.
-
-    Raises:
-        ValidationError: an input is missing.
-        Exception: whatever a call raises.
-    """
-    run = ProgramRun()
-    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
-    values = [
-        _cast(_input(program, spec, node, batch, where), half)
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
-    ]
-    with torch.no_grad():
-        results = _Runner(program, run, observe).run(*values)
-    for position, result in enumerate(results):
-        if isinstance(result, torch.Tensor):
-            run.outputs[position] = to_array(result)
-    return run
+    """Run a program once on the CPU; see `ProgramRunner`."""
+    return ProgramRunner(program, half=half, where=where).run(batch, observe)
 
 
 def to_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -78,12 +201,42 @@ def to_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return array
 
 
-class _Runner(Interpreter):
+class _Calls(Interpreter):
     def __init__(
-        self, program: ExportedProgram, run: ProgramRun, observe: Callable[[Node, object], None] | None
+        self,
+        program: ExportedProgram,
+        device: torch.device,
+        run: ProgramRun,
+        observe: Callable[[Node, object], None] | None,
+        rounded: Roundings | None,
     ) -> None:
         super().__init__(program.graph_module)
-        self._run, self._observe = run, observe
+        self._device, self._run, self._observe, self._rounded = device, run, observe, rounded
+
+    def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a call gets: rounded where that is asked for, on the device that was chosen."""
+        read: tuple[Any, Any] = (n.args, n.kwargs)
+        rounded = self._rounded
+        if rounded is not None and n in rounded.numbers:
+            args, kwargs = list(n.args), dict(n.kwargs)
+            for place, number in rounded.numbers[n]:
+                put_argument(args, kwargs, place, number)
+            read = (tuple(args), kwargs)
+        args, kwargs = map_aggregate(map_arg(read, lambda m: self._value(n, m)), self._moved)
+        return tuple(args), dict(kwargs)
+
+    def _moved(self, value: Any) -> Any:
+        return self._device if isinstance(value, torch.device) else value
+
+    def _value(self, reader: Node, node: Node) -> Any:
+        value = self.env[node]
+        if self._rounded is None or not isinstance(value, torch.Tensor):
+            return value
+        index = self._rounded.values.get((node, 0))
+        if index is None or (reader, index) not in self._rounded.tensors:
+            return value
+        narrow = value.clamp(-half.MAX, half.MAX) if index in self._rounded.saturated else value
+        return narrow.half().float()
 
     def run_node(self, n: Node) -> Any:
         try:
@@ -114,21 +267,18 @@ def _narrow(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.half() if tensor.dtype is torch.float32 else tensor
 
 
-def _cast(value: Any, half: bool) -> Any:
-    if half and isinstance(value, torch.Tensor) and value.dtype is torch.float32:
-        return value.half()
-    return value
+def put_argument(args: list[Any], kwargs: dict[str, Any], place: Slot, value: Any) -> None:
+    """Replace one argument of a call, or one item of an argument that is a list."""
+    is_positional = place.position < len(args)
+    if place.item is not None:
+        items = list(args[place.position] if is_positional else kwargs[place.argument])
+        items[place.item] = value
+        value = items
+    if is_positional:
+        args[place.position] = value
+    else:
+        kwargs[place.argument] = value
 
 
-def _input(program: ExportedProgram, spec: Any, node: Node, batch: Mapping[str, Any], where: str) -> Any:
-    stored = stored_tensor(program, spec)
-    if spec.kind is not InputKind.USER_INPUT or isinstance(spec.arg, ConstantArgument):
-        return stored
-    if node.name not in batch:
-        raise ValidationError(f"no number is given for input '{node.name}'", where=where)
-    fake = node.meta.get("val")
-    array = np.array(batch[node.name])
-    if not isinstance(fake, torch.Tensor):
-        return array.item()
-    tensor = torch.from_numpy(array)
-    return tensor.to(fake.dtype) if tensor.dtype != fake.dtype else tensor
+def _is_fed(spec: Any) -> bool:
+    return spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument)

@@ -6,7 +6,7 @@ The FP32 model gets one more input, a vector of bools. Where a plan may round a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,11 @@ from fp16conv.execution.rounding import DEFAULT, Rounder
 from fp16conv.execution.traits import is_exact
 from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.graph import Container, DataType, Use
+from fp16conv.graph import Container, DataType, ModelGraph, Use
 from fp16conv.rulebook.folding import STATISTICS
 from fp16conv.rulebook.rescaling import find_scales
 
-__all__ = ["SWITCHES", "Slot", "SwitchedModel", "emulate_switched"]
+__all__ = ["SWITCHES", "Slot", "SwitchedModel", "Switches", "emulate_switched", "group_readers"]
 
 SWITCHES = "fp16conv.switches"
 """Name of the input that holds the switches, bool [slots]."""
@@ -48,16 +48,14 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class SwitchedModel:
-    """An emulated model whose roundings are switched by an input.
+class Switches:
+    """The roundings of a model that can be switched.
 
     Args:
-        model: FP32 model with the additional input `SWITCHES`.
         slots: what each switch rounds.
         fixed: type variables whose FP16 effect no switch shows (numbers in attributes).
     """
 
-    model: ir.Model
     slots: tuple[Slot, ...]
     fixed: frozenset[int]
 
@@ -72,6 +70,45 @@ class SwitchedModel:
             [any(t is not None and is_fp16[t] for t in (slot.source, slot.reader)) for slot in self.slots],
             np.bool_,
         )
+
+
+@dataclass(frozen=True)
+class SwitchedModel(Switches):
+    """An emulated model whose roundings are switched by an input.
+
+    Args:
+        model: FP32 model with the additional input `SWITCHES`.
+    """
+
+    model: ir.Model
+
+
+def group_readers(
+    graph: ModelGraph, value: int, is_moved: bool
+) -> Iterator[tuple[int | None, tuple[Use, ...]]]:
+    """The readers of a value that see the same rounding of it, by type variable.
+
+    Args:
+        graph: the model.
+        value: id of the value.
+        is_moved: whether it is made of what was rounded before, so that rounding it changes nothing.
+
+    Returns:
+        Per rounding that a plan can switch on: the type variable of the readers (None for those that have
+        none or share the value's own) and the readers.
+    """
+    source = graph.typevar_of_value(value)
+    admits = source is not None and source.admits_fp16
+    groups: dict[int | None, list[Use]] = {}
+    for use in graph.consumers(value):
+        reader = graph.typevar_of_use(use)
+        groups.setdefault(None if reader is None or reader is source else reader.id, []).append(use)
+    for reader_id, uses in groups.items():
+        if reader_id is None and (not admits or is_moved):
+            continue  # nothing to round, or rounded on the way in
+        if reader_id is not None and not admits and not graph.typevars[reader_id].admits_fp16:
+            continue
+        yield reader_id, tuple(uses)
 
 
 def emulate_switched(
@@ -96,7 +133,7 @@ def emulate_switched(
     model = work
     if any(value.dtype is DataType.FLOAT16 for value in loaded.graph.values):
         model = emulate_model(work)  # the user's own FP16 parts
-    return SwitchedModel(model, tuple(emulation.slots), _fixed(loaded))
+    return SwitchedModel(tuple(emulation.slots), _fixed(loaded), model)
 
 
 def _fixed(loaded: LoadedModel) -> frozenset[int]:
@@ -185,23 +222,18 @@ class _SwitchedEmulation:
         held = self.scales.values.get(index, 0)
         if held and source is not None:
             twin = self._switch_scaled(index, twin, source.id, held)
-        groups: dict[tuple[int | None, Use | None, int], list[Use]] = {}
-        for use in self.graph.consumers(index):
-            reader = self.graph.typevar_of_use(use)
-            key = None if reader is None or reader is source else reader.id
-            statistic = use if use.op in self.folded and use.slot in STATISTICS else None
-            exponent = self.scales.uses.get(use, 0)
-            if held and (exponent or key is None):
-                continue  # of one precision with the value
-            groups.setdefault((key, statistic, exponent), []).append(use)
         producer = None if value.producer is None else self.twins.nodes[value.producer]
-        admits = source is not None and source.admits_fp16
+        is_moved = producer is not None and is_exact(producer)
+        groups: dict[tuple[int | None, Use | None, int], list[Use]] = {}
+        for key, readers in group_readers(self.graph, index, is_moved):
+            for use in readers:
+                statistic = use if use.op in self.folded and use.slot in STATISTICS else None
+                exponent = self.scales.uses.get(use, 0)
+                if held and (exponent or key is None):
+                    continue  # of one precision with the value
+                groups.setdefault((key, statistic, exponent), []).append(use)
         rounded: dict[int, ir.Value] = {}
         for (key, statistic, exponent), uses in groups.items():
-            if key is None and (not admits or (producer is not None and is_exact(producer))):
-                continue  # nothing to round, or rounded on the way in
-            if not admits and key is not None and not self.graph.typevars[key].admits_fp16:
-                continue
             if statistic is not None:
                 other = replace_folded(self.twins, self.rounder, statistic, twin)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fp16conv.frontends.schemas import find_schema
+from fp16conv.rulebook.families import FAMILIES
 
 __all__ = ["is_exact", "is_exact_operator", "needs_fp16"]
 
@@ -74,8 +75,15 @@ def is_exact(node: ir.Node) -> bool:
 
 
 def is_exact_operator(domain: str, op_type: str) -> bool:
-    """Whether an operator's outputs are FP16 numbers when its inputs are."""
-    return domain in _STANDARD and op_type in _EXACT
+    """Whether an operator's outputs are FP16 numbers when its inputs are.
+
+    Example:
+        >>> is_exact_operator("", "Reshape"), is_exact_operator("aten", "view.default")
+        (True, True)
+    """
+    if domain in _STANDARD:
+        return op_type in _EXACT
+    return FAMILIES.get(f"{domain}::{op_type}", "") in _EXACT
 
 
 def needs_fp16(node: ir.Node, opset: int) -> bool:

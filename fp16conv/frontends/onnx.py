@@ -20,6 +20,7 @@ from fp16conv.collector import collection_paused
 from fp16conv.errors import ModelError
 from fp16conv.files import read_regular
 from fp16conv.frontends.boundaries import add_boundary_typevars
+from fp16conv.frontends.headers import weights_left_out
 from fp16conv.frontends.inference import TypeTable, infer_types, opset_of
 from fp16conv.frontends.integrity import check_integrity
 from fp16conv.frontends.schemas import ONNX_DOMAINS
@@ -37,7 +38,7 @@ from fp16conv.graph import (
 )
 from fp16conv.isolation import IsolationError, start_helper
 
-__all__ = ["LoadedModel", "external_files", "load_onnx", "read_proto"]
+__all__ = ["LoadedModel", "external_files", "from_model", "load_onnx", "read_proto"]
 
 Stamp = tuple[int, ...]
 
@@ -157,19 +158,47 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
         raise ModelError("is not a valid ONNX model", where=str(path), why=_first_line(e)) from e
     base_dir = path.resolve().parent
     ir.external_data.set_base_dir(model.graph, base_dir)
+    return _import(model, proto, path, _digest(proto, base_dir))
+
+
+@collection_paused()
+def from_model(model: ir.Model, path: Path) -> LoadedModel:
+    """Take over a model that was made in memory; its weights are neither copied nor serialized.
+
+    Args:
+        model: it is kept and may be reordered. Weights of any size, also beyond protobuf's 2 GB.
+        path: name in messages.
+
+    Returns:
+        As `from_proto`; `proto` holds the headers of large weights without their numbers.
+    """
+    with weights_left_out(model) as tensors:
+        proto = ir.serde.serialize_model(model)
+    digest = hashlib.sha256(proto.SerializeToString(deterministic=True))
+    for tensor in tensors:
+        digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
+    return _import(model, proto, path, digest.hexdigest())
+
+
+def _import(model: ir.Model, proto: onnx.ModelProto, path: Path, digest: str) -> LoadedModel:
     current = proto
     if not _is_sorted(model):
         _sort(model, path)
-        current = ir.serde.serialize_model(model)
+        current = _serialize_structure(model)
     try:
         types, polymorphic = infer_types(model, current)
         while polymorphic and specialize(model, types, polymorphic):
-            types, polymorphic = infer_types(model, ir.serde.serialize_model(model))
+            types, polymorphic = infer_types(model, _serialize_structure(model))
     except IsolationError as e:
         raise ModelError("onnx's shape inference does not survive it", where=str(path), why=str(e)) from None
-    importer = _Importer(model, types, polymorphic, str(path), _digest(proto, base_dir))
+    importer = _Importer(model, types, polymorphic, str(path), digest)
     graph = importer.run()
     return LoadedModel(path, proto, model, graph, tuple(importer.nodes), tuple(importer.values))
+
+
+def _serialize_structure(model: ir.Model) -> onnx.ModelProto:
+    with weights_left_out(model):
+        return ir.serde.serialize_model(model)
 
 
 @contextlib.contextmanager

@@ -7,12 +7,23 @@ import re
 from pathlib import PurePath
 from typing import Final
 
-__all__ = ["FACTORY", "TORCH_SUFFIXES", "is_torch_source"]
+from fp16conv.errors import UsageError
+
+__all__ = ["FACTORY", "TORCH_SUFFIXES", "are_torch_sources", "is_torch_source"]
 
 TORCH_SUFFIXES: Final = frozenset({".pt2", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors"})
 """Files that people have of PyTorch models. Only .pt2 holds a graph; the others are refused with a hint."""
 
 FACTORY: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+_KINDS: Final = frozenset(
+    {
+        "torch.nn.modules.module.Module",
+        "torch.export.exported_program.ExportedProgram",
+        "fp16conv.frontends.fx.program.LoadedProgram",
+    }
+)
 
 
 def is_torch_source(model: object) -> bool:
@@ -31,4 +42,20 @@ def is_torch_source(model: object) -> bool:
             return True
         return FACTORY.fullmatch(text) is not None and not os.path.exists(text)
     kinds = {f"{c.__module__}.{c.__qualname__}" for c in type(model).__mro__}
-    return bool(kinds & {"torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"})
+    return bool(kinds & _KINDS)
+
+
+def are_torch_sources(first: object, second: object) -> bool:
+    """Whether two models to compare are both PyTorch's.
+
+    Raises:
+        UsageError: only one of them is.
+    """
+    kinds = is_torch_source(first), is_torch_source(second)
+    if kinds[0] != kinds[1]:
+        ours, other = (first, second) if kinds[0] else (second, first)
+        raise UsageError(
+            f"'{ours}' is a PyTorch program and '{other}' is not",
+            hint=f"compare two of one kind: 'fp16conv export {ours} -o OUT.onnx' writes an .onnx file",
+        )
+    return all(kinds)

@@ -72,3 +72,12 @@ class PrecisionPlan:
     def dtypes(self) -> dict[int, DataType]:
         """Precision per type variable id."""
         return {decision.typevar: decision.dtype for decision in self.decisions}
+
+    def dtype_list(self, typevars: int) -> list[DataType]:
+        """FLOAT or FLOAT16 per type variable id; FLOAT where nothing is decided.
+
+        Args:
+            typevars: number of type variables of the graph.
+        """
+        chosen = self.dtypes
+        return [chosen.get(index, DataType.FLOAT) for index in range(typevars)]

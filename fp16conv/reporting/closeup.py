@@ -23,6 +23,8 @@ def layout_explain(report: ExplainReport, full: bool) -> list[Line]:
     lines += [
         line((row, Style.DIM)) for row in wrap(f"{op.op_type}, in {op.scope} of {report.model_path}", _WIDTH)
     ]
+    if op.line:
+        lines += [line((row, Style.DIM)) for row in wrap(f"at {op.line}", _WIDTH)]
     lines += [line(), heading("Why")]
     for variable in report.variables:
         lines += _variable(variable)

@@ -97,6 +97,7 @@ class OperatorDetail:
         error: largest relative L2 error of its outputs in the plan, None where not measured.
         error_in: largest relative L2 error of what it reads.
         block: names of the blocks around it, outermost first; empty where the model names none.
+        line: file:number of the PyTorch source that it comes from, "" where unknown.
     """
 
     label: str
@@ -110,6 +111,7 @@ class OperatorDetail:
     error: float | None = None
     error_in: float | None = None
     block: tuple[str, ...] = ()
+    line: str = ""
 
     @property
     def error_added(self) -> float | None:

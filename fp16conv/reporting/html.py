@@ -44,9 +44,9 @@ def render_html(report: Report) -> str:
     decisions = getattr(report, "decisions", None)
     sections = [
         ("findings", "Findings", _findings(report)),
-        ("kept", "What stays FP32", _kept(decisions)),
-        ("outputs", "Outputs", _outputs(getattr(report, "validation", None))),
-        ("causes", "Causes", _causes(getattr(report, "per_operator", None))),
+        ("kept", "What stays FP32", _kept(report, decisions)),
+        ("outputs", "Outputs", _outputs(report, getattr(report, "validation", None))),
+        ("causes", "Causes", _causes(report, getattr(report, "per_operator", None))),
         ("frontier", "Frontier", _frontier(report)),
         ("gradients", "Gradients", _gradients(report)),
     ]
@@ -213,8 +213,11 @@ def _row(*cells: tuple[str, str]) -> str:
     return "<tr>" + "".join(f'<td class="{kind}">{html}</td>' for html, kind in cells) + "</tr>"
 
 
-def _op(label: str) -> str:
-    return f'<span class="mono" data-op="{_text(label)}">{_text(label)}</span>'
+def _op(report: Report, label: str) -> str:
+    """An operator, and behind it the source line where one is known."""
+    line = report.source_lines.get(label)
+    where = "" if line is None else f' <span class="dim mono">{_text(line)}</span>'
+    return f'<span class="mono" data-op="{_text(label)}">{_text(label)}</span>{where}'
 
 
 def _findings(report: Report) -> str:
@@ -226,7 +229,7 @@ def _findings(report: Report) -> str:
             _row(
                 (f'<span class="mark {kind}">{mark} {finding.severity.value}</span>', "num"),
                 (f"<code>{_text(finding.rule)}</code>", ""),
-                (_op(finding.where) if finding.where else "", "name"),
+                (_op(report, finding.where) if finding.where else "", "name"),
                 (_text(finding.message) + fix, ""),
             )
         )
@@ -234,14 +237,15 @@ def _findings(report: Report) -> str:
     return _section("findings", "Findings", _table(header, rows, "stacked") if rows else "")
 
 
-def _kept(decisions: object) -> str:
+def _kept(report: Report, decisions: object) -> str:
     if not isinstance(decisions, DecisionSummary) or not decisions.kept:
         return ""
     rows = []
     for group in decisions.kept:
         types = ", ".join(f"{name} {count}" for name, count in list(group.op_types.items())[:4])
         rest = group.count - 3
-        examples = ", ".join(map(_op, group.examples[:3])) + (f" and {rest} more" if rest > 0 else "")
+        examples = ", ".join(_op(report, label) for label in group.examples[:3])
+        examples += f" and {rest} more" if rest > 0 else ""
         by = "" if group.authority == "built-in" else f" [{group.authority}]"
         rule = _text(group.rule)
         share = "" if not group.macs_share else format_share(group.macs_share)
@@ -264,7 +268,7 @@ def _kept(decisions: object) -> str:
     return _section("kept", "What stays FP32, and why", _table(header, rows, "stacked"))
 
 
-def _outputs(result: object) -> str:
+def _outputs(report: Report, result: object) -> str:
     if not isinstance(result, ValidationResult):
         return ""
     rows = []
@@ -301,24 +305,24 @@ def _outputs(result: object) -> str:
         body += "<h3>Operators that add most of the error</h3>" + _table(
             (("Share", "num"), ("Operator", ""), ("Type", "")),
             [
-                _row((format_share(c.share), "num"), (_op(c.op), "name"), (_text(c.op_type), ""))
+                _row((format_share(c.share), "num"), (_op(report, c.op), "name"), (_text(c.op_type), ""))
                 for c in result.culprits
             ],
         )
     return _section("outputs", "Outputs against FP32", body)
 
 
-def _causes(result: object) -> str:
+def _causes(report: Report, result: object) -> str:
     if not isinstance(result, PerOperator):
         return ""
     body = "<p>No single result is beyond the tolerance.</p>"
     if result.first:
         words = f"({_text(result.first_type)}), error {format_error(result.first_error)}"
-        body = f"<p>First beyond the tolerance: {_op(result.first)} {words}.</p>"
+        body = f"<p>First beyond the tolerance: {_op(report, result.first)} {words}.</p>"
     rows = [
         _row(
             (("" if share.resolved else "about ") + format_share(share.share), "num"),
-            (_op(share.op), "name"),
+            (_op(report, share.op), "name"),
             (_text(share.op_type), ""),
             (format_error(share.error), "num"),
             (f"<code>{_text(share.pattern)}</code>" if share.pattern else "", ""),
@@ -333,7 +337,7 @@ def _roundings(report: Report) -> str:
     rows = [
         _row(
             (("" if r.resolved else "about ") + format_share(r.used), "num"),
-            (_op(r.op), "name"),
+            (_op(report, r.op), "name"),
             (_text(r.op_type), ""),
             (_text(r.what), ""),
         )

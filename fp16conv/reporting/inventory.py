@@ -13,6 +13,7 @@ from fp16conv.evidence.summary import LOWEST_EXPONENT
 from fp16conv.graph import Container, DataType, ModelGraph, Op, RangeFact, Value
 from fp16conv.planning.plan import Decision, PrecisionPlan
 from fp16conv.reporting.details import Details, OperatorDetail, ReasonNote, RuleNote, ValueDetail
+from fp16conv.reporting.source_lines import LINE
 from fp16conv.rulebook.book import RuleBook
 from fp16conv.rulebook.patterns import PatternRule
 from fp16conv.rulebook.schema import Rule
@@ -93,6 +94,7 @@ def list_operators(
                 error=max((v.error for v in outputs if v.error is not None), default=None),
                 error_in=_largest(errors, op.inputs),
                 block=find_block(op, graph.scope_path(op.scope)),
+                line=op.metadata.get(LINE, ""),
             )
         )
     return Details(
@@ -137,6 +139,7 @@ def list_converted(
                 error=max((v.error for v in outputs if v.error is not None), default=None),
                 error_in=max(before, default=None),
                 block=find_block(op, graph.scope_path(op.scope)),
+                line=op.metadata.get(LINE, ""),
             )
         )
     inputs = tuple(detail(value) for value in _floats(graph, graph.main.inputs))

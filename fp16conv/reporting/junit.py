@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fp16conv.reporting.facts import headline_of, sort_findings
 from fp16conv.reporting.report import Check, Report, Severity, ValidationResult
 from fp16conv.reporting.sanitize import sanitize
+from fp16conv.reporting.source_lines import located
 from fp16conv.reporting.units import format_error
 
 __all__ = ["render_junit"]
@@ -58,7 +59,7 @@ def _cases(report: Report) -> Iterator[_Case]:
     for finding in sort_findings(report.findings):
         text = f"{finding.message}" + (f" -> {finding.fix}" if finding.fix else "")
         failed = finding.severity is Severity.ERROR
-        name = f"{finding.rule} at {finding.where}" if finding.where else finding.rule
+        name = f"{finding.rule} at {located(report, finding.where)}" if finding.where else finding.rule
         output = "" if failed else f"{finding.severity.value}: {text}"
         yield _Case("finding", name, failure=text if failed else "", output=output)
     checks: tuple[Check, ...] = getattr(report, "checks", ())

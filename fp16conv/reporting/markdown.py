@@ -10,6 +10,7 @@ from fp16conv.reporting.layout import Style
 from fp16conv.reporting.per_operator import PerOperator
 from fp16conv.reporting.report import DecisionSummary, Report, ValidationResult
 from fp16conv.reporting.sanitize import clip, sanitize
+from fp16conv.reporting.source_lines import located
 from fp16conv.reporting.training import TrainAuditReport, format_scales, worst_gradients
 from fp16conv.reporting.tuning import TuneReport
 from fp16conv.reporting.units import format_error, format_seconds, format_share, plural
@@ -42,7 +43,7 @@ def render_markdown(report: Report) -> str:
         lines += _gradients(report)
     lines += _validation(getattr(report, "validation", None))
     lines += _causes(getattr(report, "per_operator", None))
-    lines += _kept(getattr(report, "decisions", None))
+    lines += _kept(report, getattr(report, "decisions", None))
     lines += _findings(report)
     if report.next_command:
         lines += ["**Next**", "", *_fenced(report.next_command), ""]
@@ -85,13 +86,13 @@ def _more(count: int) -> list[str]:
     return ["", f"… {plural(count, 'more row')} in the full report"] if count > 0 else []
 
 
-def _kept(decisions: DecisionSummary | None) -> list[str]:
+def _kept(report: Report, decisions: DecisionSummary | None) -> list[str]:
     if decisions is None or not decisions.kept:
         return []
     rows = []
     for group in decisions.kept:
         types = ", ".join(f"{name} {count}" for name, count in list(group.op_types.items())[:3])
-        example = _name(group.examples[0]) if group.examples else ""
+        example = _name(located(report, group.examples[0])) if group.examples else ""
         rows.append((str(group.count), _name(group.rule), _prose(types), _prose(group.text), example))
     kept = sum(group.count for group in decisions.kept)
     title = f"<summary>What stays FP32, and why ({plural(kept, 'operator')})</summary>"
@@ -135,7 +136,13 @@ def _gradients(report: TrainAuditReport) -> list[str]:
 def _findings(report: Report) -> list[str]:
     marks = {"error": "❌ error", "warning": "⚠️ warning", "note": "note"}
     rows = [
-        (marks[f.severity.value], _name(f.rule), _name(f.where), _prose(f.message), _prose(f.fix))
+        (
+            marks[f.severity.value],
+            _name(f.rule),
+            _name(located(report, f.where)),
+            _prose(f.message),
+            _prose(f.fix),
+        )
         for f in sort_findings(report.findings)
     ]
     return ["**Findings**", "", *_table(("", "Rule", "Where", "What", "Fix"), rows)] if rows else []

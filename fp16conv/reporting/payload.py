@@ -112,6 +112,8 @@ def _operators(details: Details) -> dict[str, object]:
         }
         for name, column in columns.items():
             column.append(row[name])
+    if any(op.line for op in details.operators):
+        columns["line"] = [sanitize(op.line) for op in details.operators]
     return {
         "ops": columns,
         "types": types.rows,

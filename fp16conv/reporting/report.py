@@ -395,6 +395,8 @@ class Report:
     Args:
         next_command: what a user would type now, "" if nothing.
         details: every operator, where they were asked for.
+        source_lines: file:number by the label of an operator that the report names, where the model comes
+            from PyTorch and tells.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("ok",)
@@ -404,6 +406,7 @@ class Report:
     findings: tuple[Finding, ...] = ()
     next_command: str = ""
     details: Details | None = None
+    source_lines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -411,11 +414,12 @@ class Report:
         return all(f.severity is not Severity.ERROR for f in self.findings)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON values, `schema` first; details that were not asked for are left out."""
+        """Plain JSON values, `schema` first; details and lines that there are none of are left out."""
         values = dump(self)
         assert isinstance(values, dict)
-        if self.details is None:
-            del values["details"]
+        for name in ("details", "source_lines"):
+            if not getattr(self, name):
+                del values[name]
         result: dict[str, object] = {"schema": self.schema}
         result.update(values)
         return result

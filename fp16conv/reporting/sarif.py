@@ -22,6 +22,7 @@ from fp16conv.reporting.report import (
     ValidateReport,
 )
 from fp16conv.reporting.sanitize import sanitize
+from fp16conv.reporting.source_lines import split_line
 from fp16conv.reporting.training import TrainAuditReport
 from fp16conv.reporting.units import plural
 
@@ -35,10 +36,11 @@ def render_sarif(report: Report) -> str:
     """Render as SARIF: one run, a result per finding and per group of operators that stays FP32.
 
     Every location is the model file and the operator as a logical location: an ONNX file has no lines, and
-    code scanning wants one, so line 1 stands for the whole file.
+    code scanning wants one, so line 1 stands for the whole file. Operators that come from PyTorch are
+    located at their source line instead.
     """
     model = _model_of(report)
-    results = [*_findings(report, model), *_kept(getattr(report, "decisions", None), model)]
+    results = [*_findings(report, model), *_kept(report, model)]
     rules = _rules(report, results)
     index = {rule["id"]: number for number, rule in enumerate(rules)}
     for result in results:
@@ -93,12 +95,14 @@ def _message(*lines: str) -> dict[str, str]:
     return {"text": "\n".join(re.sub(r"([\[\]])", r"\\\1", sanitize(row)) for row in lines) or "-"}
 
 
-def _location(model: str, where: str) -> dict[str, Any]:
+def _location(report: Report, model: str, where: str) -> dict[str, Any]:
+    artifact: dict[str, Any] = {"uri": _uri(model), "index": 0}
+    number = 1
+    if (line := report.source_lines.get(where)) is not None:
+        file, number = split_line(line)
+        artifact = {"uri": _uri(file)}
     location: dict[str, Any] = {
-        "physicalLocation": {
-            "artifactLocation": {"uri": _uri(model), "index": 0},
-            "region": {"startLine": 1},
-        }
+        "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": number}}
     }
     if where and where != model:
         name = sanitize(where)
@@ -106,30 +110,34 @@ def _location(model: str, where: str) -> dict[str, Any]:
     return location
 
 
-def _result(model: str, rule: str, level: str, text: str, places: list[str]) -> dict[str, Any]:
+def _result(
+    report: Report, model: str, rule: str, level: str, text: str, places: list[str]
+) -> dict[str, Any]:
     identity = "\0".join([rule, model, *places]).encode("utf-8", "surrogatepass")
     return {
         "ruleId": sanitize(rule),
         "level": level,
         "message": _message(text),
-        "locations": [_location(model, place) for place in places],
+        "locations": [_location(report, model, place) for place in places],
         "partialFingerprints": {"fp16conv/v1": hashlib.sha256(identity).hexdigest()[:32]},
     }
 
 
 def _findings(report: Report, model: str) -> Iterator[dict[str, Any]]:
     for finding in sort_findings(report.findings):
-        yield _result(model, finding.rule, finding.severity.value, _sentence(finding), [finding.where])
+        level, text = finding.severity.value, _sentence(finding)
+        yield _result(report, model, finding.rule, level, text, [finding.where])
 
 
 def _sentence(finding: Finding) -> str:
     return finding.message + (f". Fix: {finding.fix}" if finding.fix else "")
 
 
-def _kept(decisions: DecisionSummary | None, model: str) -> Iterator[dict[str, Any]]:
+def _kept(report: Report, model: str) -> Iterator[dict[str, Any]]:
+    decisions: DecisionSummary | None = getattr(report, "decisions", None)
     for group in decisions.kept if decisions is not None else ():
         text = f"{plural(group.count, 'operator')} in FP32 ({_types(group.op_types)}): {group.text}"
-        result = _result(model, group.rule, "note", text, list(group.examples) or [""])
+        result = _result(report, model, group.rule, "note", text, list(group.examples) or [""])
         result["properties"] = {"authority": group.authority, "operators": group.count}
         yield result
 

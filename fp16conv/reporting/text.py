@@ -14,7 +14,6 @@ from fp16conv.reporting.report import (
     AnalyzeReport,
     ConvertReport,
     DecisionSummary,
-    Finding,
     KeptGroup,
     ModelFacts,
     OutputCheck,
@@ -25,6 +24,7 @@ from fp16conv.reporting.report import (
     ValidationResult,
 )
 from fp16conv.reporting.sanitize import clip, display_width, sanitize
+from fp16conv.reporting.source_lines import located
 from fp16conv.reporting.training import TrainAuditReport, format_scales, worst_gradients
 from fp16conv.reporting.tuning import FrontierPoint, TuneReport
 from fp16conv.reporting.units import (
@@ -77,23 +77,23 @@ def layout_report(report: Report, *, full: bool = False) -> list[Line]:
 
 def _analyze(report: AnalyzeReport, full: bool) -> list[Line]:
     lines = [*_model(report.model), line(), *_facts(report)]
-    tail = _findings(report.findings, full) + _next(report.next_command)
+    tail = _findings(report, full) + _next(report.next_command)
     room = None if full else HEIGHT - len(lines) - len(tail)
-    return lines + _kept(report.decisions, room) + tail
+    return lines + _kept(report, report.decisions, room) + tail
 
 
 def _plan(report: PlanReport, full: bool) -> list[Line]:
     lines = [line((clip(sanitize(report.model_path), WIDTH, keep_end=True), Style.STRONG)), line()]
     lines += _facts(report)
-    tail = _findings(report.findings, full) + _next(report.next_command)
+    tail = _findings(report, full) + _next(report.next_command)
     room = None if full else HEIGHT - len(lines) - len(tail)
-    return lines + _kept(report.decisions, room) + tail
+    return lines + _kept(report, report.decisions, room) + tail
 
 
 def _convert(report: ConvertReport, full: bool) -> list[Line]:
-    lines = [*_model(report.model), line(), *_facts(report), *_validation(report.validation, full)]
-    tail = _findings(report.findings, full) + _next(report.next_command)
-    return lines + _kept(report.decisions, None if full else _KEPT_ROOM) + tail
+    lines = [*_model(report.model), line(), *_facts(report), *_validation(report, report.validation, full)]
+    tail = _findings(report, full) + _next(report.next_command)
+    return lines + _kept(report, report.decisions, None if full else _KEPT_ROOM) + tail
 
 
 def _tune(report: TuneReport, full: bool) -> list[Line]:
@@ -106,7 +106,7 @@ def _tune(report: TuneReport, full: bool) -> list[Line]:
             )
             name += "" if rounding.resolved else ", with neighbours"
             lines.append(line(f"{format_share(rounding.used):>9}  ", clip(sanitize(name), WIDTH - 12)))
-    return lines + _findings(report.findings, full) + _next(report.next_command)
+    return lines + _findings(report, full) + _next(report.next_command)
 
 
 def _per_operator(result: PerOperator, full: bool) -> list[Line]:
@@ -147,7 +147,7 @@ def _audit(report: RuleAuditReport, full: bool) -> list[Line]:
     if len(report.effects) > _RULES and not full:
         more = plural(len(report.effects) - _RULES, "more rule")
         lines.append(line((f"{more}: see -v or --format json", Style.DIM)))
-    return lines + _findings(report.findings, full) + _next(report.next_command)
+    return lines + _findings(report, full) + _next(report.next_command)
 
 
 def _frontier(points: Sequence[FrontierPoint], full: bool) -> list[Line]:
@@ -177,10 +177,10 @@ def _around(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
 
 
 def _validate(report: ValidateReport, full: bool) -> list[Line]:
-    lines = _facts(report) + _validation(report.validation, full)
+    lines = _facts(report) + _validation(report, report.validation, full)
     if report.per_operator is not None:
         lines += _per_operator(report.per_operator, full)
-    return lines + _findings(report.findings, full) + _next(report.next_command)
+    return lines + _findings(report, full) + _next(report.next_command)
 
 
 def _train_audit(report: TrainAuditReport, full: bool) -> list[Line]:
@@ -201,7 +201,7 @@ def _train_audit(report: TrainAuditReport, full: bool) -> list[Line]:
     if len(report.gradients) > len(worst):
         more = f"{len(report.gradients) - len(worst)} more: see -v or --format json"
         lines.append(line((f"         {more}", Style.DIM)))
-    return lines + _findings(report.findings, full) + _next(report.next_command)
+    return lines + _findings(report, full) + _next(report.next_command)
 
 
 _LAYOUTS: dict[type[Report], Callable[..., list[Line]]] = {
@@ -241,14 +241,14 @@ def _model(model: ModelFacts) -> list[Line]:
     return lines + [line((row, Style.DIM)) for row in wrap(types, WIDTH, limit=2)]
 
 
-def _kept(decisions: DecisionSummary, room: int | None) -> list[Line]:
+def _kept(report: Report, decisions: DecisionSummary, room: int | None) -> list[Line]:
     """Groups of what stays FP32: as many as fit into `room` lines (all if None)."""
     if not decisions.kept:
         return []
     lines = [line(), heading("What stays FP32, and why")]
     shown = 0
     for group in decisions.kept:
-        rows = _group(group, full=room is None)
+        rows = _group(report, group, full=room is None)
         if room is not None and (shown >= _GROUPS or len(lines) + len(rows) > room - 1):
             break
         lines += rows
@@ -261,7 +261,7 @@ def _kept(decisions: DecisionSummary, room: int | None) -> list[Line]:
     return lines
 
 
-def _group(group: KeptGroup, *, full: bool) -> list[Line]:
+def _group(report: Report, group: KeptGroup, *, full: bool) -> list[Line]:
     types = ", ".join(f"{name} {count}" for name, count in list(group.op_types.items())[:3])
     types += ", ..." if len(group.op_types) > 3 else ""
     share = f", {format_share(group.macs_share)} of MACs" if group.macs_share else ""
@@ -269,7 +269,8 @@ def _group(group: KeptGroup, *, full: bool) -> list[Line]:
     title = clip(sanitize(f"{group.rule}{by}: {types}{share}"), WIDTH - 8)
     lines = [line((f"{group.count:>6}  ", Style.DIM), (title, Style.STRONG))]
     lines += [line(row) for row in wrap(group.text, WIDTH, indent=" " * 8, limit=None if full else 2)]
-    names = _names(group.examples, len(group.examples) if full else _NAMES, group.count)
+    labels = [located(report, label) for label in group.examples]
+    names = _names(labels, len(group.examples) if full else _NAMES, group.count)
     rows = wrap(f"at {names}", WIDTH, indent=" " * 8, limit=None if full else 1)
     return lines + [line((row, Style.DIM)) for row in rows]
 
@@ -280,14 +281,15 @@ def _names(labels: Sequence[str], most: int, total: int) -> str:
     return text + (", ..." if total > min(most, len(labels)) else "")
 
 
-def _findings(findings: Sequence[Finding], full: bool) -> list[Line]:
-    ordered = sort_findings(findings)
+def _findings(report: Report, full: bool) -> list[Line]:
+    ordered = sort_findings(report.findings)
     if not ordered:
         return []
     lines = [line(), heading("Findings")]
     shown = ordered if full else ordered[:_FINDINGS]
     for finding in shown:
-        where = f" at {clip(sanitize(finding.where), 40, keep_end=True)}" if finding.where else ""
+        place = clip(sanitize(located(report, finding.where)), 40, keep_end=True)
+        where = f" at {place}" if finding.where else ""
         rows = wrap(
             f"{finding.rule}{where}: {finding.message}", WIDTH, indent=" " * 9, limit=None if full else 2
         )
@@ -308,7 +310,7 @@ def _next(command: str) -> list[Line]:
     return [line(), heading("Next"), line("  ", (command, Style.COMMAND))]
 
 
-def _validation(result: ValidationResult | None, full: bool) -> list[Line]:
+def _validation(report: Report, result: ValidationResult | None, full: bool) -> list[Line]:
     if result is None:
         return []
     lines = []
@@ -318,7 +320,8 @@ def _validation(result: ValidationResult | None, full: bool) -> list[Line]:
     if result.culprits:
         lines += [line(), heading("Operators that add most of the error")]
         for culprit in result.culprits if full else result.culprits[:_GROUPS]:
-            name = clip(sanitize(f"{culprit.op} ({culprit.op_type})"), WIDTH - 12, keep_end=True)
+            label = sanitize(f"{located(report, culprit.op)} ({culprit.op_type})")
+            name = clip(label, WIDTH - 12, keep_end=True)
             lines.append(line(f"{format_share(culprit.share):>9}  ", name))
     return lines
 

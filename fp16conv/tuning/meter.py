@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fp16conv.evidence.sensitivity import Site
 from fp16conv.graph import DataType
-from fp16conv.validation.probe import NONFINITE, Measurement, Probe
+from fp16conv.validation.probe import NONFINITE, Measurement, ProbeBase
 
 __all__ = ["DESTROYED", "Journal", "Meter", "Reading"]
 
@@ -95,7 +95,7 @@ class Meter:
 
     def __init__(
         self,
-        probe: Probe,
+        probe: ProbeBase,
         journal: Journal,
         *,
         max_runs: int,

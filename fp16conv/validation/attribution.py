@@ -17,15 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fp16conv import half
-from fp16conv.evidence.calibration import observe
-from fp16conv.execution.feeds import FeedSource
-from fp16conv.execution.runtime import Runtime
-from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, ModelGraph, Origin, RangeFact
 from fp16conv.rulebook.folding import STATISTICS
 from fp16conv.rulebook.rescaling import find_scales
-from fp16conv.validation.metrics import ATOL, RTOL
-from fp16conv.validation.probe import Measurement, Probe
+from fp16conv.validation.probe import Measurement, ProbeBase
 
 __all__ = ["Blame", "Repair", "attribute", "find_overflows", "repair_candidates", "repair_plan"]
 
@@ -65,7 +60,7 @@ class Repair:
         blames: the operators that caused the error, worst first.
         before: measurement of the plan as it was.
         after: measurement with the type variables in FP32 (on the same batches).
-        runs: emulated models run.
+        runs: assignments run.
     """
 
     typevars: tuple[int, ...]
@@ -76,58 +71,19 @@ class Repair:
 
 
 def attribute(
-    loaded: LoadedModel,
-    dtypes: Sequence[DataType],
-    feeds: FeedSource,
-    runtime: Runtime,
-    outputs: Collection[str] | None = None,
-    *,
-    saturated: Collection[int] = (),
-    folded: Collection[int] = (),
-    rescaled: Mapping[int, int] | None = None,
-    budget_runs: int = BUDGET_RUNS,
-    rtol: float = RTOL,
-    atol: float = ATOL,
-    allow_integer_changes: bool = False,
-    batches: int = 1,
+    probe: ProbeBase, dtypes: Sequence[DataType], *, budget_runs: int = BUDGET_RUNS
 ) -> tuple[Blame, ...]:
     """Tell which operators cause the error of a plan, worst first.
 
     Args:
-        loaded: the FP32 model.
+        probe: measures; its tolerance weighs the outputs by what they are allowed.
         dtypes: FLOAT or FLOAT16 per type variable id.
-        feeds: inputs; the first `batches` are used.
-        runtime: CPU runtime.
-        outputs: names of the outputs whose error counts, None for all.
-        saturated: constants that become +-65504 instead of infinite.
-        folded: BatchNormalizations that become a Mul and an Add.
-        rescaled: exponents k by id of the products that are computed times 2^-k.
-        budget_runs: how many emulated models may be run.
-        rtol: allowed relative L2 error: outputs are weighed by what they are allowed.
-        atol: allowed root mean square error on top.
-        allow_integer_changes: integer outputs may change.
-        batches: number of batches.
+        budget_runs: how many assignments may be run beside the plan itself.
 
     Returns:
         Blames with a share above zero; empty where there is no error.
-
-    Raises:
-        ValidationError: the FP32 model does not run.
     """
-    with Probe(
-        loaded,
-        feeds,
-        runtime,
-        outputs=outputs,
-        saturated=saturated,
-        folded=folded,
-        rescaled=rescaled,
-        rtol=rtol,
-        atol=atol,
-        allow_integer_changes=allow_integer_changes,
-        batches=batches,
-    ) as probe:
-        return _bisect(probe, dtypes, probe.measure(dtypes), budget_runs)
+    return _bisect(probe, dtypes, probe.measure(dtypes), budget_runs)
 
 
 def repair_candidates(blames: Sequence[Blame], error: float, *, target: float = _MARGIN) -> tuple[int, ...]:
@@ -158,42 +114,22 @@ def repair_candidates(blames: Sequence[Blame], error: float, *, target: float = 
 
 
 def repair_plan(
-    loaded: LoadedModel,
+    probe: ProbeBase,
     dtypes: Sequence[DataType],
-    feeds: FeedSource,
-    runtime: Runtime,
     *,
     facts: Mapping[int, RangeFact] | None = None,
-    saturated: Collection[int] = (),
-    folded: Collection[int] = (),
-    rescaled: Mapping[int, int] | None = None,
-    rtol: float = RTOL,
-    atol: float = ATOL,
-    allow_integer_changes: bool = False,
-    outputs: Collection[str] | None = None,
-    batches: int = 4,
     rounds: int = 6,
     budget_runs: int = 64,
 ) -> Repair:
-    """Find what to move into FP32, and check by emulation that it helps.
+    """Find what to move into FP32, and check by measuring that it helps.
 
     Args:
-        loaded: the FP32 model.
+        probe: measures.
         dtypes: FLOAT or FLOAT16 per type variable id.
-        feeds: inputs; the first `batches` are used.
-        runtime: CPU runtime.
-        facts: ranges of values in FP32; observed on the batches where something overflows and
+        facts: ranges of values in FP32; observed on the probe's batches where something overflows and
             none but those of constants are given.
-        saturated: constants that become +-65504 instead of infinite.
-        folded: BatchNormalizations that become a Mul and an Add.
-        rescaled: exponents k by id of the products that are computed times 2^-k.
-        rtol: allowed relative L2 error per output.
-        atol: allowed root mean square error per output, on top.
-        allow_integer_changes: integer outputs may change.
-        outputs: names of the outputs to look at, None for all.
-        batches: number of batches.
         rounds: how often to attribute, move and measure again.
-        budget_runs: how many emulated models may be run in all.
+        budget_runs: how many assignments may be run in all.
 
     Returns:
         The type variables to pin. `after.ok` tells whether that suffices; planning again afterwards
@@ -202,58 +138,42 @@ def repair_plan(
     current = list(dtypes)
     pinned: list[int] = []
     blames: dict[tuple[int | None, str], Blame] = {}
-    with Probe(
-        loaded,
-        feeds,
-        runtime,
-        outputs=outputs,
-        saturated=saturated,
-        folded=folded,
-        rescaled=rescaled,
-        rtol=rtol,
-        atol=atol,
-        allow_integer_changes=allow_integer_changes,
-        batches=batches,
-    ) as probe:
-        before = after = probe.measure(current)
+    before = after = probe.measure(current)
 
-        def move(found: Sequence[Blame], chosen: Collection[int], measured: Measurement) -> None:
-            # A later round explains only what earlier ones left: weigh it by that.
-            weight = min((measured.error / before.error) ** 2, 1.0) if before.error else 0.0
-            for blame in found:
-                if set(blame.typevars) & set(chosen):
-                    share = blame.share * weight
-                    blames[blame.op, blame.label] = Blame(
-                        blame.op, blame.label, blame.op_type, blame.typevars, share, blame.resolved
-                    )
-            for typevar in chosen:
-                current[typevar] = DataType.FLOAT
-            pinned.extend(chosen)
+    def move(found: Sequence[Blame], chosen: Collection[int], measured: Measurement) -> None:
+        # A later round explains only what earlier ones left: weigh it by that.
+        weight = min((measured.error / before.error) ** 2, 1.0) if before.error else 0.0
+        for blame in found:
+            if set(blame.typevars) & set(chosen):
+                share = blame.share * weight
+                blames[blame.op, blame.label] = Blame(
+                    blame.op, blame.label, blame.op_type, blame.typevars, share, blame.resolved
+                )
+        for typevar in chosen:
+            current[typevar] = DataType.FLOAT
+        pinned.extend(chosen)
 
-        if not after.is_finite:
-            known = dict(facts or {})
-            if all(fact.origin is Origin.CONSTANT for fact in known.values()):
-                # One FP32 run tells all overflows at once; bisection would take a round for each.
-                batch_list = [batch for batch, _ in probe.batches]
-                seen = observe(loaded, runtime, batch_list, Origin.OBSERVED)
-                # What a branch would compute if it were taken causes no error.
-                known |= {v: fact for v, fact in seen.facts.items() if v not in seen.untaken}
-            found = find_overflows(loaded.graph, current, known, saturated, folded, rescaled)
-            if found:
-                move(found, [t for b in found for t in b.typevars], after)
-                after = probe.measure(current)
-        for _ in range(rounds):
-            left = budget_runs - probe.runs
-            if after.ok or left < 2 or not _units(loaded.graph, current):
-                break
-            found = _bisect(probe, current, after, max(left // 2, 2))
-            chosen = repair_candidates(found, after.error)
-            if not chosen:
-                break
-            move(found, chosen, after)
+    if not after.is_finite:
+        known = dict(facts or {})
+        if all(fact.origin is Origin.CONSTANT for fact in known.values()):
+            # One FP32 run tells all overflows at once; bisection would take a round for each.
+            known |= probe.observe()
+        found = find_overflows(probe.graph, current, known, **probe.rewritten)
+        if found:
+            move(found, [t for b in found for t in b.typevars], after)
             after = probe.measure(current)
-        ranked = sorted(blames.values(), key=lambda b: (-b.share, b.typevars))
-        return Repair(tuple(sorted(pinned)), tuple(ranked), before, after, probe.runs)
+    for _ in range(rounds):
+        left = budget_runs - probe.runs
+        if after.ok or left < 2 or not _units(probe.graph, current):
+            break
+        found = _bisect(probe, current, after, max(left // 2, 2))
+        chosen = repair_candidates(found, after.error)
+        if not chosen:
+            break
+        move(found, chosen, after)
+        after = probe.measure(current)
+    ranked = sorted(blames.values(), key=lambda b: (-b.share, b.typevars))
+    return Repair(tuple(sorted(pinned)), tuple(ranked), before, after, probe.runs)
 
 
 def find_overflows(
@@ -334,9 +254,9 @@ def _blame(graph: ModelGraph, unit: _Unit, share: float, resolved: bool) -> Blam
 
 
 def _bisect(
-    probe: Probe, dtypes: Sequence[DataType], whole: Measurement, budget_runs: int
+    probe: ProbeBase, dtypes: Sequence[DataType], whole: Measurement, budget_runs: int
 ) -> tuple[Blame, ...]:
-    graph = probe.loaded.graph
+    graph = probe.graph
     units = _units(graph, dtypes)
     total = whole.error**2
     if not units or total <= 0:

@@ -18,7 +18,7 @@ from fp16conv.graph import DataType
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["errors_of_model", "errors_of_plan", "relative_error"]
+__all__ = ["chunk_values", "errors_of_model", "errors_of_plan", "relative_error"]
 
 Batch = Mapping[str, Any]
 Shape = tuple[int, ...]
@@ -122,7 +122,7 @@ def _compare(
         and (known is None or graph.values[v].name in known)
     ]
     errors: dict[int, float] = {}
-    for chunk in _chunks(wanted, shapes, memory_limit):
+    for chunk in chunk_values(wanted, shapes, memory_limit):
         names = {graph.values[v].name: v for v in chunk}
         exact = {
             name: array
@@ -133,7 +133,9 @@ def _compare(
     return dict(sorted(errors.items()))
 
 
-def _chunks(values: Iterable[int], shapes: Mapping[int, Shape], memory_limit: int) -> Iterator[list[int]]:
+def chunk_values(
+    values: Iterable[int], shapes: Mapping[int, Shape], memory_limit: int
+) -> Iterator[list[int]]:
     """As many values at a time as fit twice (FP32 and emulated)."""
     chunk: list[int] = []
     total = 0

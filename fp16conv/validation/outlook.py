@@ -97,10 +97,8 @@ def what_half_does(
     dtypes = [DataType.FLOAT16 if t.admits_fp16 else DataType.FLOAT for t in loaded.graph.typevars]
     with Probe(loaded, feeds, runtime, outputs=outputs, rtol=rtol, atol=atol) as probe:
         measured = probe.measure(dtypes)
-    culprits: tuple[Blame, ...] = ()
-    if not measured.ok and budget_runs > 0:
-        culprits = attribute(
-            loaded, dtypes, feeds, runtime, outputs, budget_runs=budget_runs, rtol=rtol, atol=atol
-        )
+        culprits: tuple[Blame, ...] = ()
+        if not measured.ok and budget_runs > 0:
+            culprits = attribute(probe, dtypes, budget_runs=budget_runs)
     overflowing = find_overflows(loaded.graph, dtypes, facts) if facts is not None else ()
     return HalfOutlook(measured.ok, measured.outputs, overflowing, culprits, str(feeds.origin))

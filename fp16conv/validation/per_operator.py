@@ -19,6 +19,7 @@ from fp16conv.rulebook.rescaling import RESTORED, find_region
 from fp16conv.validation.attribution import Blame, attribute
 from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
+from fp16conv.validation.probe import Probe
 
 __all__ = ["OperatorErrors", "rank_operators", "read_precisions"]
 
@@ -99,9 +100,8 @@ def rank_operators(
         ValidationError: the operators do not correspond, or the FP32 model does not run.
     """
     dtypes = read_precisions(reference.graph, candidate.graph)
-    blames = attribute(
+    with Probe(
         reference,
-        dtypes,
         feeds,
         runtime,
         saturated=_saturated(reference.graph, candidate.graph),
@@ -111,7 +111,8 @@ def rank_operators(
         atol=atol,
         allow_integer_changes=allow_integer_changes,
         batches=len(feeds),
-    )
+    ) as probe:
+        blames = attribute(probe, dtypes)
     errors = errors_of_model(reference, candidate, next(iter(feeds)), runtime)
     beyond = (
         op

@@ -206,7 +206,7 @@ class Sweep:
         calibration = None
         if observe and reference.runs:
             calibration = calibrate(reference.loaded, self.runtime, feeds)
-        return Study(read_options(), reference.loaded, self._book, feeds, calibration, "")
+        return Study(read_options(), reference.loaded, self._book, feeds, calibration, "", self.runtime)
 
     def most(self, study: Study, profile: str) -> PrecisionPlan:
         """The plan that uses every FP16 a profile permits, the interface included."""

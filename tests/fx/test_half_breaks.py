@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from fp16conv import fx
-from fp16conv.validation.fx import try_half
+from fp16conv.study import read_options
+from fp16conv.validation.fx.half import try_half
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export warns about itself
 
@@ -167,7 +168,7 @@ KINDS = {
 def test_half_breaks_and_ours_is_right(name: str) -> None:
     module, args = cases()[name]
     loaded = fx.load(module, args)
-    half = try_half(loaded, fx.open_feeds(loaded, fx.read_options()))
+    half = try_half(loaded, fx.open_feeds(loaded, read_options()))
     kind = "raises" if half.error else "nan" if half.broken else "fine" if half.ok else "wrong"
     assert kind == KINDS[name], half.describe()
     conversion = fx.convert_module(loaded)
@@ -184,5 +185,5 @@ def test_at_least_five_kinds_break_outright() -> None:
 
 def test_the_first_failing_call_is_named() -> None:
     loaded = fx.load(*cases()["hand-softmax"])
-    half = try_half(loaded, fx.open_feeds(loaded, fx.read_options()))
+    half = try_half(loaded, fx.open_feeds(loaded, read_options()))
     assert half.where == ("exp", "aten::exp.default")

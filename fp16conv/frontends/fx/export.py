@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import onnx_ir as ir
 import torch
@@ -17,16 +18,19 @@ import torch
 from fp16conv.errors import ModelError, UsageError
 from fp16conv.frontends.fx.importer import locate_frame
 from fp16conv.frontends.fx.program import LoadedProgram
-from fp16conv.frontends.onnx import LoadedModel, from_proto
+from fp16conv.frontends.onnx import LoadedModel, from_model
 
 __all__ = ["export_program"]
+
+_CALL: Final = re.compile(r"%(?P<name>\w+) .*?call_function\[target=torch\.ops\.(?P<target>[\w.]+)\]")
 
 
 def export_program(loaded: LoadedProgram, path: Path, *, opset: int | None = None) -> LoadedModel:
     """Translate a program to ONNX; dynamic shapes stay dynamic, outputs keep the names they have here.
 
-    Nodes are named after their module (`layers.0.attn/linear_3`) and carry `module`, `line` and `code` as
-    metadata, so that whatever is said about a node can be found in the PyTorch source.
+    Nodes are named after their module (`layers.0.attn/linear_3`) and carry `module`, `line`, `code` and
+    `call` (`aten.linear.default linear_3`: what it is a translation of) as metadata, so that whatever is said
+    about a node can be found in the PyTorch source.
 
     Args:
         loaded: the program.
@@ -58,7 +62,7 @@ def export_program(loaded: LoadedProgram, path: Path, *, opset: int | None = Non
         ) from error
     model: ir.Model = exported.model
     _name_nodes(model)
-    return from_proto(ir.serde.serialize_model(model), path)
+    return from_model(model, path)
 
 
 @contextmanager
@@ -81,6 +85,7 @@ def _name_nodes(model: ir.Model) -> None:
         scopes = _words(node.metadata_props.get("pkg.torch.onnx.name_scopes"))
         kinds = _words(node.metadata_props.get("pkg.torch.onnx.class_hierarchy"))
         trace = node.metadata_props.get("pkg.torch.onnx.stack_trace", "")
+        call = _CALL.match(node.metadata_props.get("pkg.torch.onnx.fx_node", ""))
         for key in [k for k in node.metadata_props if k.startswith("pkg.torch.onnx.")] + ["namespace"]:
             node.metadata_props.pop(key, None)
         path = scopes[-2] if len(scopes) > 1 else ""
@@ -89,6 +94,7 @@ def _name_nodes(model: ir.Model) -> None:
         taken[name] += 1
         node.name = name if taken[name] == 1 else f"{name}_{taken[name]}"
         found = {"module": path, "module_type": kinds[-2] if len(kinds) > 1 else "", **locate_frame(trace)}
+        found["call"] = f"{call['target']} {call['name']}" if call else ""
         node.metadata_props.update({key: text for key, text in found.items() if text})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -318,7 +319,8 @@ def locate_frame(trace: str) -> dict[str, str]:
         trace: as Python prints it, innermost call last.
 
     Returns:
-        `line` (file:number) and `code`; empty where there is no frame.
+        `line` (file:number; the file as seen from here where it lies below) and `code`; empty where there
+        is no frame.
 
     Example:
         >>> locate_frame('File "net.py", line 7, in forward\n    y = self.fc(x)')
@@ -329,9 +331,14 @@ def locate_frame(trace: str) -> dict[str, str]:
     for number, text in enumerate(lines):
         frame = _FRAME.search(text)
         if frame and (not frame["file"].startswith(_TORCH) or not found):
-            found["line"] = f"{frame['file']}:{frame['line']}"
+            found["line"] = f"{_shorten(frame['file'])}:{frame['line']}"
             found["code"] = lines[number + 1].strip() if number + 1 < len(lines) else ""
     return found
+
+
+def _shorten(file: str) -> str:
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here)
 
 
 def _output_names(program: ExportedProgram, count: int) -> list[str]:

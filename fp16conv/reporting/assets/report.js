@@ -450,6 +450,7 @@
         ["Number", `${i + 1} of ${count}, in file order`],
         ["Block", blockOf(i).split("\u0000").join(" / ")],
         ["Scope", data.scopes[ops.scope[i]]],
+        ["Source", ops.line ? ops.line[i] : ""],
         ["Verdict", data.verdicts[ops.verdict[i]]],
         ["MACs", ops.macs[i] === null ? "" : number(ops.macs[i])],
         ["Error, before", ops.before[i] === null ? "" : finiteText(real(ops.before[i]))],

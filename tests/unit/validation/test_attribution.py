@@ -8,14 +8,10 @@ import pytest
 from fp16conv.errors import ValidationError
 from fp16conv.evidence.constants import constant_facts
 from fp16conv.execution.runtime import Runtime
+from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, Origin, RangeFact
-from fp16conv.validation.attribution import (
-    Blame,
-    attribute,
-    find_overflows,
-    repair_candidates,
-    repair_plan,
-)
+from fp16conv.validation import attribution
+from fp16conv.validation.attribution import Blame, Repair, find_overflows, repair_candidates
 from fp16conv.validation.outlook import what_half_does
 from fp16conv.validation.probe import NONFINITE, Probe
 from tests.unit.validation.models import (
@@ -31,6 +27,18 @@ RNG = np.random.default_rng(7)
 IMAGE = batches({"x": RNG.normal(size=(1, 4, 8, 8)).astype(np.float32)})
 ROWS = batches({"x": RNG.normal(size=(4, 16)).astype(np.float32)})
 SMALL_ROWS = batches({"x": RNG.normal(size=(4, 8)).astype(np.float32)})
+
+
+def attribute(
+    loaded: LoadedModel, dtypes, feeds, runtime: Runtime, outputs=None, **budget
+) -> tuple[Blame, ...]:
+    with Probe(loaded, feeds, runtime, outputs=outputs) as probe:
+        return attribution.attribute(probe, dtypes, **budget)
+
+
+def repair_plan(loaded: LoadedModel, dtypes, feeds, runtime: Runtime, batches: int = 4, **bounds) -> Repair:
+    with Probe(loaded, feeds, runtime, batches=batches) as probe:
+        return attribution.repair_plan(probe, dtypes, **bounds)
 
 
 def made_by(loaded, blame: Blame) -> str:

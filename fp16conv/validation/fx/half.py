@@ -1,32 +1,23 @@
-"""Compares PyTorch programs in FP32 and in honest FP16, and tries what plain `.half()` does."""
+"""Tries what plain `.half()` does to a PyTorch program."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from fp16conv.errors import ValidationError
 from fp16conv.execution.feeds import FeedSource
-from fp16conv.execution.fx import ProgramRun, run_program, to_array
+from fp16conv.execution.fx import run_program, to_array
 from fp16conv.frontends.fx.program import LoadedProgram
-from fp16conv.validation.compare import BackendResult, ValidationResult
+from fp16conv.validation.fx.outputs import ProgramOutputs, first_line
 from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
 
-__all__ = ["ProgramHalf", "compare_programs", "try_half"]
-
-_LIMITS: Final = (
-    "PyTorch's half kernels on the CPU round every FP16 result; sums inside one call are kept in FP32",
-    "it says nothing about speed or about which kernels a device has",
-)
-Labels = Sequence[npt.NDArray[Any] | None]
+__all__ = ["ProgramHalf", "try_half"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,73 +54,6 @@ class ProgramHalf:
             return f"{self.way} gives NaN or infinities, first{at}"
         worst = max((m.relative_l2 or 0.0 for m in self.outputs if m.kind == "float"), default=0.0)
         return f"{self.way} is within tolerance" if self.ok else f"{self.way} is off by {worst:.1%}"
-
-
-def compare_programs(
-    reference: LoadedProgram,
-    candidate: LoadedProgram,
-    feeds: FeedSource,
-    *,
-    rtol: float = RTOL,
-    atol: float = ATOL,
-    labels: Labels | None = None,
-    allow_integer_changes: bool = False,
-) -> ValidationResult:
-    """Compare a converted program with its FP32 original, both on PyTorch's CPU kernels.
-
-    Args:
-        reference: the FP32 program.
-        candidate: the converted program, with the same outputs.
-        feeds: batches of inputs for the reference.
-        rtol: allowed relative L2 error per output.
-        atol: allowed root mean square error per output, on top.
-        labels: per batch the right classes (int).
-        allow_integer_changes: integer and bool outputs may change.
-
-    Raises:
-        ValidationError: a program does not run, or the outputs have other names.
-    """
-    names = list(reference.output_names.values())
-    if names != list(candidate.output_names.values()):
-        raise ValidationError(
-            "the programs have other outputs",
-            where=candidate.source,
-            why=f"{', '.join(candidate.output_names.values())} instead of {', '.join(names)}",
-        )
-    comparisons = {name: OutputComparison(name) for name in names}
-    missing: dict[str, None] = {}
-    batches = 0
-    for batch in feeds:
-        expected, _ = _run(reference, batch)
-        given, run = _run(candidate, batch)
-        missing.update(run.without_kernel)
-        for name, comparison in comparisons.items():
-            label = labels[batches] if labels is not None and batches < len(labels) else None
-            comparison.update(expected[name], given[name], label)
-        batches += 1
-    if not batches:
-        raise ValidationError("there is no batch to compare on", hint="give data or example inputs")
-    metrics = tuple(
-        c.metrics(rtol=rtol, atol=atol, allow_integer_changes=allow_integer_changes)
-        for c in comparisons.values()
-    )
-    limits: tuple[str, ...] = _LIMITS
-    if missing:
-        limits += (f"no half kernel on this CPU, computed in FP32 and rounded: {', '.join(missing)}",)
-    ok = all(m.ok for m in metrics)
-    description = f"PyTorch {torch.__version__}, half kernels on the CPU"
-    return ValidationResult(
-        reference=reference.source,
-        candidate=candidate.source,
-        inputs=str(feeds.origin),
-        batches=batches,
-        rtol=rtol,
-        atol=atol,
-        backends=(BackendResult("pytorch", description, limits, metrics, (), ok),),
-        findings=(),
-        notes=("not run on CUDA: programs are compared on the CPU",),
-        ok=ok,
-    )
 
 
 def try_half(
@@ -180,14 +104,14 @@ def _halve_program(loaded: LoadedProgram, feeds: FeedSource) -> tuple[tuple[str,
             first.append(node)
 
     batch = next(iter(feeds))
-    expected, _ = _run(loaded, batch)
+    expected = ProgramOutputs(loaded, "cpu").run(batch)
     try:
         run = run_program(loaded.program, batch, observe, half=True, where=loaded.source)
     except Exception as error:  # what the user would see
         nodes = list(loaded.program.graph.nodes)
         after = nodes.index(current[0]) + 1 if current else 0
         failed = next((n for n in nodes[after:] if n.op == "call_function"), None)
-        return _label(loaded, failed), _first_line(error), {}
+        return _label(loaded, failed), first_line(error), {}
     given = {name: run.outputs[position] for position, name in loaded.output_names.items()}
     where = _label(loaded, first[0] if first else None)
     return where, "", {name: (expected[name], given[name]) for name in expected}
@@ -204,7 +128,7 @@ def _halve_module(loaded: LoadedProgram) -> tuple[str, _Pairs]:
         try:
             given = _tensors(halved(*_halve(args), **_halve(kwargs)))
         except Exception as error:  # what the user would see
-            return _first_line(error), {}
+            return first_line(error), {}
     names = list(loaded.output_names.values())
     if not len(names) == len(expected) == len(given):
         names = [f"output_{i}" for i in range(min(len(expected), len(given)))]
@@ -236,19 +160,3 @@ def _label(loaded: LoadedProgram, node: Node | None) -> tuple[str, str]:
         if known is node:
             return op.label, op.key
     return node.name, str(node.target)
-
-
-def _run(loaded: LoadedProgram, batch: Mapping[str, Any]) -> tuple[dict[str, npt.NDArray[Any]], ProgramRun]:
-    try:
-        run = run_program(loaded.program, batch, where=loaded.source)
-    except ValidationError:
-        raise
-    except Exception as error:  # the program's own calls
-        raise ValidationError("does not run", where=loaded.source, why=_first_line(error)) from error
-    outputs = {name: np.asarray(run.outputs[position]) for position, name in loaded.output_names.items()}
-    return outputs, run
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

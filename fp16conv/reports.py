@@ -1,0 +1,148 @@
+"""The reports of `analyze` and `convert`, whatever the model came from."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import fp16conv
+from fp16conv.execution.feeds import FeedSource
+from fp16conv.execution.runtime import Runtime, RuntimeFailure
+from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.graph import DataType, Origin
+from fp16conv.job import ConversionJob, Outcome
+from fp16conv.planning.devices import load_device
+from fp16conv.planning.plan import PrecisionPlan
+from fp16conv.reporting.comparison import find_in_validation, summarize_validation
+from fp16conv.reporting.details import Details
+from fp16conv.reporting.inventory import list_converted
+from fp16conv.reporting.report import AnalyzeReport, ConvertReport, Finding, HalfOutcome, Severity
+from fp16conv.reporting.safety import summarize_bounds
+from fp16conv.reporting.source_lines import add_source_lines
+from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
+from fp16conv.study import Options, StudyBase, describe_evidence
+from fp16conv.validation.depth import errors_of_model
+
+__all__ = ["details_of_pair", "report_analysis", "report_conversion"]
+
+
+def report_analysis(
+    study: StudyBase, plan: PrecisionPlan, half: HalfOutcome, details: Details | None
+) -> AnalyzeReport:
+    """The audit of a model.
+
+    Args:
+        study: the model and what is known about it.
+        plan: the decisions.
+        half: what plain half would do.
+        details: every operator, where they were asked for.
+    """
+    batches = study.calibration.batches if study.calibration else 0
+    report = AnalyzeReport(
+        tool_version=fp16conv.__version__,
+        options=study.options.recorded(),
+        model=study.describe(),
+        decisions=summarize_decisions(plan, study.costs.macs),
+        size=read_size(plan),
+        prediction=read_prediction(plan, load_device(study.options.device)),
+        half=half,
+        evidence=describe_evidence(study.feeds, study.options, batches),
+        bounds=summarize_bounds(study.graph, plan, study.proven, study.observed, study.costs.macs),
+        findings=(*_not_finite(study), *_remarks(study, plan, half)),
+        details=details,
+    )
+    return add_source_lines(report, study.graph)
+
+
+def report_conversion(job: ConversionJob, outcome: Outcome, details: Details | None) -> ConvertReport:
+    """What a job did.
+
+    Args:
+        job: the job, which finds what caused an error that is out of tolerance.
+        outcome: what came of it.
+        details: every operator, where they were asked for.
+    """
+    study, plan = job.study, outcome.plan
+    findings = list(_remarks(study, plan))
+    validation = None
+    if outcome.result is not None:
+        culprits = () if outcome.result.ok else job.find_culprits(plan)
+        validation = summarize_validation(outcome.result, culprits)
+        findings += find_in_validation(outcome.result, accepted=bool(outcome.files))
+    batches = outcome.result.batches if outcome.result else 0
+    report = ConvertReport(
+        tool_version=fp16conv.__version__,
+        options=dict(plan.options),
+        model=study.describe(),
+        decisions=summarize_decisions(plan, study.costs.macs),
+        size=read_size(plan),
+        output=outcome.output,
+        prediction=read_prediction(plan, load_device(study.options.device)),
+        evidence=describe_evidence(study.feeds, study.options, batches),
+        checks=outcome.checks,
+        validation=validation,
+        repairs=outcome.repairs,
+        findings=tuple(findings),
+        details=details,
+    )
+    return add_source_lines(report, study.graph)
+
+
+def details_of_pair(
+    reference: LoadedModel, candidate: LoadedModel, feeds: FeedSource, options: Options, runtime: Runtime
+) -> Details:
+    """The candidate's operators, and how far each value is from the one of the same name in the reference."""
+    named: dict[str, float] = {}
+    batch = next(iter(feeds), None)
+    if batch is not None:
+        with contextlib.suppress(RuntimeFailure):
+            errors = errors_of_model(reference, candidate, batch, runtime, memory_limit=options.memory_limit)
+            named = {reference.graph.values[v].name: error for v, error in errors.items()}
+    return list_converted(
+        candidate.graph,
+        errors=named,
+        error_note="the first batch, the candidate emulated: every FP16 tensor is rounded",
+    )
+
+
+def _remarks(study: StudyBase, plan: PrecisionPlan, half: HalfOutcome | None = None) -> Iterator[Finding]:
+    source = study.graph.source
+    speedup = plan.predicted.get("speedup", 1.0)
+    if plan.predicted.get("macs_fp16") and speedup < 1.0:
+        text = f"the casts are predicted to cost more than FP16 saves on this device ({speedup:.2f}x)"
+        hint = "measure it on the device, or let `fp16conv tune` look for a faster plan"
+        yield Finding(Severity.NOTE, "no-speedup", source, text, hint)
+    halves = any(value.dtype is DataType.FLOAT16 for value in study.graph.values)
+    if halves and not plan.predicted.get("macs_fp16") and DataType.FLOAT16 not in plan.dtypes.values():
+        text = "it holds FP16 already, and nothing else in it would gain"
+        yield Finding(Severity.NOTE, "already-fp16", source, text, "deploy it as it is")
+    if study.calibration is None and study.unobserved not in ("", "not asked for"):
+        yield Finding(Severity.WARNING, "not-observed", source, f"ranges are unknown: {study.unobserved}")
+    if study.calibration is not None and study.calibration.untaken:
+        text = f"{len(study.calibration.untaken)} values lie in branches that no batch takes"
+        hint = "they are judged by what the branch would compute on this data; give data that takes it"
+        yield Finding(Severity.NOTE, "branch-not-taken", source, text, hint)
+    if half is not None and half.within_tolerance is False:
+        fix = "convert with fp16conv: its plan keeps in FP32 what breaks"
+        yield Finding(Severity.WARNING, "half-unsafe", half.first_overflow or source, half.note, fix)
+
+
+def _not_finite(study: StudyBase) -> Iterator[Finding]:
+    """Outputs that are broken in FP32 already: an error on the user's data, a warning on made-up inputs."""
+    if study.calibration is None:
+        return
+    real = study.calibration.origin is Origin.OBSERVED
+    hint = "look at the data and the FP32 model first: FP16 cannot repair it"
+    for number in study.graph.scopes[0].outputs:
+        fact = None if number is None else study.calibration.facts.get(number)
+        if number is None or fact is None or not (fact.has_nan or math.isinf(fact.max_abs)):
+            continue
+        what = "NaN" if fact.has_nan else "infinity"
+        yield Finding(
+            Severity.ERROR if real else Severity.WARNING,
+            "fp32-not-finite",
+            study.graph.values[number].name,
+            f"the FP32 model gives {what} on {'your data' if real else 'made-up inputs'}",
+            hint if real else "give --data, or --input-range for the numbers that the model expects",
+        )
