@@ -68,6 +68,7 @@ class _Host:
     """Sessions by number, and the commands on them."""
 
     def __init__(self) -> None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy only holds arrays here
         import onnxruntime
 
         self._ort = onnxruntime

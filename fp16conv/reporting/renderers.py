@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 
-from fp16conv.reporting.html import render_html
-from fp16conv.reporting.json import render_json
-from fp16conv.reporting.junit import render_junit
-from fp16conv.reporting.markdown import render_markdown
-from fp16conv.reporting.model_explorer import render_model_explorer
 from fp16conv.reporting.report import Report
-from fp16conv.reporting.sarif import render_sarif
-from fp16conv.reporting.text import render_text
 
 __all__ = ["RENDERERS"]
 
+
+def _renderer(form: str) -> Callable[[Report], str]:
+    """The function `render_FORM` of the module of that name, loaded when a report is to be rendered."""
+    name = form.replace("-", "_")
+
+    def render(report: Report) -> str:
+        text: str = getattr(importlib.import_module(f"fp16conv.reporting.{name}"), f"render_{name}")(report)
+        return text
+
+    return render
+
+
 RENDERERS: Mapping[str, Callable[[Report], str]] = {
-    "text": render_text,
-    "json": render_json,
-    "html": render_html,
-    "markdown": render_markdown,
-    "sarif": render_sarif,
-    "junit": render_junit,
-    "model-explorer": render_model_explorer,
+    form: _renderer(form) for form in ("text", "json", "html", "markdown", "sarif", "junit", "model-explorer")
 }
