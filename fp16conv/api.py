@@ -1,4 +1,7 @@
-"""The verbs as functions: each one readable pipeline from file to result. The same words as the flags."""
+"""The verbs as functions: each one readable pipeline from file to result. The same words as the flags.
+
+What not every verb needs is imported by those that do: an audit does not wait for converter and tuner.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,21 @@ import importlib
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import fp16conv
-from fp16conv.auditor import audit_rules
-from fp16conv.conversion.annotation import annotate as annotate_nodes
-from fp16conv.conversion.save import check_target, save
 from fp16conv.errors import UsageError
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.frontends.sources import are_torch_sources, is_torch_source
-from fp16conv.inspection import diff as diff_onnx
-from fp16conv.inspection import explain as explain_onnx
-from fp16conv.job import MAX_REPAIRS, Comparison, OnnxJob
 from fp16conv.planning.plan import PrecisionPlan
-from fp16conv.planning.serialize import bind_plan, load_plan
 from fp16conv.reporting.comparison import find_in_validation, summarize_operators, summarize_validation
 from fp16conv.reporting.details import Details
-from fp16conv.reporting.inspection import DiffReport, ExplainReport
 from fp16conv.reporting.inventory import node_notes
 from fp16conv.reporting.progress import Progress
-from fp16conv.reporting.report import (
-    AnalyzeReport,
-    ConvertReport,
-    HalfOutcome,
-    ValidateReport,
-)
+from fp16conv.reporting.report import AnalyzeReport, ConvertReport, HalfOutcome, ValidateReport
 from fp16conv.reporting.source_lines import add_source_lines
-from fp16conv.reporting.tuning import TuneReport
-from fp16conv.reports import details_of_pair, report_analysis, report_conversion
+from fp16conv.reports import details_of_pair, report_analysis, report_conversion, summarize_outlook
 from fp16conv.rulebook.book import load_book
 from fp16conv.study import (
     InputWords,
@@ -46,12 +35,15 @@ from fp16conv.study import (
     read_options,
     start_study,
 )
-from fp16conv.tuner import default_cache
-from fp16conv.tuner import tune as tune_onnx
 from fp16conv.validation.compare import Provider
 from fp16conv.validation.metrics import ATOL, RTOL
-from fp16conv.validation.outlook import HalfOutlook, what_half_does
-from fp16conv.validation.per_operator import rank_operators
+from fp16conv.validation.outlook import what_half_does
+
+if TYPE_CHECKING:
+    from fp16conv.auditor import audit_rules
+    from fp16conv.reporting.inspection import DiffReport, ExplainReport
+    from fp16conv.reporting.tuning import TuneReport
+    from fp16conv.tuner import default_cache
 
 __all__ = [
     "analyze",
@@ -70,6 +62,14 @@ __all__ = [
 PathLike = str | os.PathLike[str]
 Source = PathLike | LoadedModel
 """A path, `package.module:factory`, or a model that was loaded before."""
+
+_HOME = {"audit_rules": "fp16conv.auditor", "default_cache": "fp16conv.tuner"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def load(model: PathLike) -> LoadedModel:
@@ -121,6 +121,9 @@ def analyze(
     chosen = read_options(**options)
     loaded = load_model(model)
     if annotate is not None:
+        from fp16conv.conversion.annotation import annotate as annotate_nodes
+        from fp16conv.conversion.save import check_target, save
+
         check_target(Path(annotate), loaded)
     with Runtime() as runtime:
         study = start_study(loaded, chosen, runtime, progress)
@@ -129,7 +132,7 @@ def analyze(
         half = HalfOutcome(None, note=study.unobserved)
         if study.calibration is not None:
             _tell(progress, "trying model.half()")
-            half = _summarize_half(what_half_does(study.loaded, study.feeds, runtime, facts=study.facts))
+            half = summarize_outlook(what_half_does(study.loaded, study.feeds, runtime, facts=study.facts))
         details = _details(study, made, progress, wanted=chosen.details or annotate is not None)
     if annotate is not None and details is not None:
         notes = {number: node_notes(op) for number, op in enumerate(details.operators)}
@@ -249,6 +252,9 @@ def convert(
             **options,
         )
         return report
+    from fp16conv.conversion.save import check_target
+    from fp16conv.job import MAX_REPAIRS, Comparison, OnnxJob
+
     chosen = read_options(**options)
     loaded = load_model(model)
     check_target(Path(output), loaded)
@@ -315,6 +321,8 @@ def validate(
             **inputs,
         )
         return compared
+    from fp16conv.job import Comparison
+
     chosen = read_options(**inputs)
     first, second = load_model(reference), load_model(candidate)
     with Runtime() as runtime:
@@ -325,6 +333,8 @@ def validate(
         details = details_of_pair(first, second, feeds, chosen, runtime) if chosen.details else None
         blamed = None
         if per_op:
+            from fp16conv.validation.per_operator import rank_operators
+
             _tell(progress, "finding the operators that cause the error")
             found = rank_operators(
                 first,
@@ -389,6 +399,8 @@ def tune(
         ConversionError: the result is not valid; no file was written.
         ModelError, DataError, UsageError: as in `analyze`.
     """
+    from fp16conv.tuner import tune as tune_onnx
+
     search = _torch_verbs().tune if is_torch_source(model) else tune_onnx
     report: TuneReport = search(
         model,
@@ -423,6 +435,8 @@ def explain(
         UsageError: no operator has the name, or several fit; suggests names.
         ModelError, DataError: as in `analyze`.
     """
+    from fp16conv.inspection import explain as explain_onnx
+
     verb = _torch_verbs().explain if is_torch_source(model) else explain_onnx
     report: ExplainReport = verb(model, operator, progress=progress, **options)
     return report
@@ -443,6 +457,8 @@ def diff(first: PathLike, second: PathLike) -> DiffReport:
         UsageError: they are not of one kind.
         PlanError, ModelError: one cannot be read.
     """
+    from fp16conv.inspection import diff as diff_onnx
+
     verb = _torch_verbs().diff if are_torch_sources(first, second) else diff_onnx
     report: DiffReport = verb(first, second)
     return report
@@ -475,20 +491,8 @@ def _tell(progress: Progress | None, step: str) -> None:
 def _read_plan(plan: PrecisionPlan | PathLike | None, loaded: LoadedModel) -> PrecisionPlan | None:
     if plan is None:
         return None
+    from fp16conv.planning.serialize import bind_plan, load_plan
+
     if isinstance(plan, PrecisionPlan):
         return bind_plan(plan, loaded.graph)
     return load_plan(Path(plan), loaded.graph)
-
-
-def _summarize_half(outlook: HalfOutlook) -> HalfOutcome:
-    broken = [m for m in outlook.outputs if m.new_nan or m.new_inf]
-    cause = (outlook.overflowing or outlook.culprits)[:1]
-    errors = [m.relative_l2 for m in outlook.outputs if m.kind == "float" and m.relative_l2 is not None]
-    return HalfOutcome(
-        finite=not broken,
-        first_overflow=cause[0].label if cause and (broken or outlook.overflowing) else "",
-        first_overflow_type=cause[0].op_type if cause and (broken or outlook.overflowing) else "",
-        rel_l2=max(errors, default=None),
-        within_tolerance=outlook.ok,
-        note=outlook.describe(),
-    )

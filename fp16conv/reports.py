@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import fp16conv
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, Origin
-from fp16conv.job import ConversionJob, Outcome
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.reporting.comparison import find_in_validation, summarize_validation
@@ -23,8 +23,12 @@ from fp16conv.reporting.source_lines import add_source_lines
 from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
 from fp16conv.study import Options, StudyBase, describe_evidence
 from fp16conv.validation.depth import errors_of_model
+from fp16conv.validation.outlook import HalfOutlook
 
-__all__ = ["details_of_pair", "report_analysis", "report_conversion"]
+if TYPE_CHECKING:
+    from fp16conv.job import ConversionJob, Outcome
+
+__all__ = ["details_of_pair", "report_analysis", "report_conversion", "summarize_outlook"]
 
 
 def report_analysis(
@@ -53,6 +57,21 @@ def report_analysis(
         details=details,
     )
     return add_source_lines(report, study.graph)
+
+
+def summarize_outlook(outlook: HalfOutlook) -> HalfOutcome:
+    """What plain half would do to an ONNX model, for its report."""
+    broken = [m for m in outlook.outputs if m.new_nan or m.new_inf]
+    cause = (outlook.overflowing or outlook.culprits)[:1]
+    errors = [m.relative_l2 for m in outlook.outputs if m.kind == "float" and m.relative_l2 is not None]
+    return HalfOutcome(
+        finite=not broken,
+        first_overflow=cause[0].label if cause and (broken or outlook.overflowing) else "",
+        first_overflow_type=cause[0].op_type if cause and (broken or outlook.overflowing) else "",
+        rel_l2=max(errors, default=None),
+        within_tolerance=outlook.ok,
+        note=outlook.describe(),
+    )
 
 
 def report_conversion(job: ConversionJob, outcome: Outcome, details: Details | None) -> ConvertReport:
