@@ -1,9 +1,11 @@
-"""Fuzzing: mutated models through `convert --no-validate` and `analyze`, with a time limit for each.
+"""Fuzzing: mutated models, programs, plans, rules, devices and data through the program, with a time limit.
 
-    python -m benchmarks.fuzz --runs 5000 --seed 1
+    python -m benchmarks.fuzz --runs 5000 --seed 1 --jobs 2
+    python -m benchmarks.fuzz --subject program --runs 500
 
 A run fails where the tool shows a bug (exit code 70), takes longer than the limit, dies, leaves a partial
-file, changes its input, or refuses without a message. Failing models are kept in `--keep`.
+file, changes its input, runs code from the file, or refuses without a message. Files of failed runs are
+kept in `--keep`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import collections
 import contextlib
 import faulthandler
+import functools
 import importlib
 import io
 import json
@@ -19,28 +22,26 @@ import os
 import re
 import resource
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import onnx
-
-from benchmarks.mutations import mutate
+from benchmarks.mutations.archives import CANARY
+from benchmarks.subjects import ROOT, SUBJECTS, Subject, make_case, model
 
 __all__ = ["Result", "fuzz", "main"]
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-LIMIT: Final = 20.0  # seconds one run may take
-MAX_SEED_BYTES: Final = 300_000  # larger seeds say nothing more and take longer
+LIMIT: Final = 20.0  # seconds of processor time one run may take: others use the machine too
+PATIENCE: Final = 15  # wall seconds waited per second of the limit
 MEMORY: Final = 8 << 30  # bytes of address space of a worker
-CODES: Final = {"convert": {0, 2, 3, 4}, "analyze": {0, 1, 2, 3, 5}}
-"""Exit codes that are no bug; 2 says that no inputs can be made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Result:
 
     Args:
         index: number of the run.
-        verb: `convert` or `analyze`.
+        verb: of the program.
         code: exit code, None where there is none.
         problem: what is wrong with the tool, empty if nothing.
         message: the last line on stderr.
@@ -64,40 +65,29 @@ class Result:
     seconds: float
 
 
-def seeds() -> list[Path]:
-    """The models that are mutated, in a fixed order."""
-    files = [*(ROOT / "tests" / "cases").glob("*.onnx"), *(ROOT / "samples").glob("*.onnx")]
-    return sorted(f for f in files if f.stat().st_size <= MAX_SEED_BYTES)
-
-
-def make_case(seed: int, index: int) -> bytes:
-    """The bytes of run `index`; they depend on nothing else."""
-    rng = np.random.default_rng((seed, index))
-    files = seeds()
-    return mutate(onnx.load(files[int(rng.integers(len(files)))], load_external_data=False), rng)
-
-
-def fuzz(runs: int, seed: int, analyze_every: int, keep: Path | None, start: int = 0) -> Iterator[Result]:
-    """Run the tool on mutated models.
+def fuzz(
+    subject: str, runs: int, seed: int, *, every: int = 0, keep: Path | None = None, start: int = 0
+) -> Iterator[Result]:
+    """Run the tool on mutated files.
 
     Args:
+        subject: what is mutated, a key of `SUBJECTS`.
         runs: how many.
         seed: of the mutations.
-        analyze_every: every so many runs also `analyze` (it starts a runtime: slow); 0 for never.
-        keep: folder for the models of failed runs.
+        every: every so many runs the slower verbs too (they start a runtime); 0 for never.
+        keep: folder for the files of failed runs.
         start: number of the first run.
     """
     worker = _Worker()
+    verbs = list(SUBJECTS[subject].commands)
     try:
         for index in range(start, start + runs):
-            verbs = ["convert"] + (["analyze"] if analyze_every and index % analyze_every == 0 else [])
-            for verb in verbs:
-                result = worker.run(seed, index, verb)
-                if result.problem.startswith("hang"):  # a busy machine can look like one: once more
-                    result = worker.run(seed, index, verb)
+            for verb in verbs if every and index % every == 0 else verbs[:1]:
+                result = worker.run(subject, seed, index, verb)
                 if result.problem and keep is not None:
                     keep.mkdir(parents=True, exist_ok=True)
-                    (keep / f"{seed}-{index}.onnx").write_bytes(make_case(seed, index))
+                    name = f"{subject}-{seed}-{index}{Path(SUBJECTS[subject].file).suffix}"
+                    (keep / name).write_bytes(make_case(subject, seed, index))
                 yield result
     finally:
         worker.close()
@@ -109,25 +99,31 @@ class _Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def run(self, seed: int, index: int, verb: str) -> Result:
+    def run(self, subject: str, seed: int, index: int, verb: str) -> Result:
         if self._process is None:
-            self._process = self._start()
+            self._process = self._start(subject)
         process, begun = self._process, time.monotonic()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps([seed, index, verb]) + "\n")
-        process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], LIMIT)
-        line = process.stdout.readline() if ready else ""
-        seconds = time.monotonic() - begun
+        used = _processor_time(process.pid)
+        with contextlib.suppress(BrokenPipeError):  # it is dead; what follows finds out why
+            process.stdin.write(json.dumps([subject, seed, index, verb]) + "\n")
+            process.stdin.flush()
+        line = None
+        while line is None:
+            ready, _, _ = select.select([process.stdout], [], [], 1.0)
+            seconds = time.monotonic() - begun
+            if ready:
+                line = process.stdout.readline()
+            elif seconds > LIMIT * PATIENCE or _processor_time(process.pid) - used > LIMIT:
+                break
         if line:
             return Result(index, verb, *json.loads(line), seconds)
-        code = None
-        if not ready:
+        if line is None:
             process.kill()
         code = process.wait()
         self.close()
-        problem = f"died with code {code}" if ready else f"hangs for more than {LIMIT:.0f} s"
+        problem = f"hangs for more than {LIMIT:.0f} s" if line is None else f"died with code {code}"
         return Result(index, verb, None, problem, "", seconds)
 
     def close(self) -> None:
@@ -138,65 +134,114 @@ class _Worker:
                 process.stdin.close()
 
     @staticmethod
-    def _start() -> subprocess.Popen[str]:
+    def _start(subject: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.fuzz", "--worker"],
+            [sys.executable, "-m", "benchmarks.fuzz", "--worker", "--subject", subject],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         assert process.stdout is not None
-        process.stdout.readline()  # the imports do not count
+        process.stdout.readline()  # the imports and the seeds do not count
         return process
 
 
-def _work() -> None:
+def _processor_time(process: int) -> float:
+    """Seconds of processor time of a process and all below it, as far as they still run."""
+    ticks, waiting = 0, [process]
+    while waiting:
+        number = waiting.pop()
+        with contextlib.suppress(OSError, ValueError):
+            for task in os.listdir(f"/proc/{number}/task"):
+                children = Path(f"/proc/{number}/task/{task}/children").read_text(encoding="ascii")
+                waiting += map(int, children.split())
+            ticks += sum(map(int, Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _work(subject: str) -> None:
     """Answer requests on stdin until it ends; the answers must not mix with what libraries print."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     faulthandler.enable()
     importlib.import_module("fp16conv.api")  # the imports, once
+    _warm_up()
+    make_case(subject, 0, 0)
     print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(_run_case(*json.loads(line))), file=answers, flush=True)
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_fast_folder()) as name:
+        place = _Place(Path(name))
+        for line in sys.stdin:
+            print(json.dumps(place.run(*json.loads(line))), file=answers, flush=True)
 
 
-def _run_case(seed: int, index: int, verb: str) -> tuple[int, str, str]:
-    """Exit code, problem and message of one run."""
-    from fp16conv.cli.app import run
+def _warm_up() -> None:
+    """What costs time in each run and is the same in each: reading the rule book, waiting for the disk."""
+    study = importlib.import_module("fp16conv.study")
+    read = functools.cache(study.load_book)
+    study.load_book = lambda *files: read(*files) if not files else read.__wrapped__(*files)
+    os.fsync = lambda file: None
 
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
-        folder = Path(name) / "in"
-        folder.mkdir()
-        (folder / "data.bin").write_bytes(bytes(64))
-        (Path(name) / "data.bin").write_bytes(bytes(64))
-        os.mkfifo(folder / "fifo")
-        (folder / "link").symlink_to("/dev/zero")
-        model, output = folder / "model.onnx", Path(name) / "out"
-        output.mkdir()
-        content = make_case(seed, index)
-        model.write_bytes(content)
-        args = [verb, os.fspath(model), "--quiet"]
-        args += ["--no-validate", "-o", os.fspath(output / "out.onnx")] if verb == "convert" else []
+
+def _fast_folder() -> str | None:
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+class _Place:
+    """A folder for inputs, with traps in it, and one for outputs."""
+
+    def __init__(self, root: Path) -> None:
+        self.input, self.output, self.canary = root / "in", root / "out", root / "canary"
+        self.input.mkdir()
+        self.output.mkdir()
+        (self.input / "data.bin").write_bytes(bytes(64))
+        (root / "data.bin").write_bytes(bytes(64))
+        os.mkfifo(self.input / "fifo")
+        (self.input / "link").symlink_to("/dev/zero")
+        self.traps = set(self.input.iterdir())
+        os.environ[CANARY] = os.fspath(self.canary)
+
+    def run(self, subject: str, seed: int, index: int, verb: str) -> tuple[int, str, str]:
+        """Exit code, problem and message of one run."""
+        from fp16conv.cli.app import run
+
+        kind = SUBJECTS[subject]
+        file, output = self.input / kind.file, self.output / kind.output
+        content = make_case(subject, seed, index)
+        file.write_bytes(content)
+        words = {"FILE": file, "OUT": output}
+        if "MODEL" in kind.commands[verb]:
+            words["MODEL"] = model()
+        args = [os.fspath(words.get(word, word)) for word in kind.commands[verb]]
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = run([*args[:1], "--verbose", *args[1:2], *args[3:]])
-        text = err.getvalue().strip()
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = run([*args, "--verbose"])
+            return self._judge(kind, verb, code, err.getvalue().strip(), content)
+        finally:
+            for left in (*self.output.iterdir(), *(set(self.input.iterdir()) - self.traps)):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    def _judge(self, kind: Subject, verb: str, code: int, text: str, content: bytes) -> tuple[int, str, str]:
         message = next((row for row in text.splitlines() if row.startswith("error:")), "")
+        left = {p.name for p in self.output.iterdir()}
         problem = ""
-        left = sorted(p.name for p in output.iterdir())
-        if code not in CODES[verb]:
+        if code not in kind.codes[verb]:
             problem = f"exit code {code}: {message[:160]} | {_trail(text)}"
         elif code >= 2 and not message:
             problem = "no message"
         elif code != 0 and left:
-            problem = f"left {left} behind"
-        elif set(left) - {"out.onnx", "out.data"}:
-            problem = f"temporary files {left}"
-        elif model.read_bytes() != content:
+            problem = f"left {sorted(left)} behind"
+        elif left - {kind.output, f"{Path(kind.output).stem}.data"}:
+            problem = f"temporary files {sorted(left)}"
+        elif (self.input / kind.file).read_bytes() != content:
             problem = "the input changed"
+        elif {p for p in self.input.iterdir() if p.name != kind.file} != self.traps:
+            problem = "the input's folder changed"
+        elif self.canary.exists():
+            self.canary.unlink()
+            problem = "code of the file ran"
         return code, problem, message
 
 
@@ -220,39 +265,78 @@ def _kind(message: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Fuzz and print a summary; 1 where a run failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--subject", choices=list(SUBJECTS), default="model", help="what is mutated")
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0, help="number of the first run")
-    parser.add_argument("--analyze-every", type=int, default=20)
+    parser.add_argument(
+        "--every", type=int, default=20, help="every so many runs the slower verbs too; 0: never"
+    )
     parser.add_argument("--keep", type=Path, default=ROOT / "build" / "fuzz")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the runs")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args(argv)
     if flags.worker:
-        _work()
+        _work(flags.subject)
         return 0
-    codes: collections.Counter[Any] = collections.Counter()
-    kinds: collections.Counter[str] = collections.Counter()
-    failed, slowest, begun = 0, 0.0, time.monotonic()
-    for result in fuzz(flags.runs, flags.seed, flags.analyze_every, flags.keep, flags.start):
-        codes[result.verb, result.code] += 1
-        if result.message:
-            kinds[_kind(result.message)] += 1
-        slowest = max(slowest, result.seconds)
+    tally, begun = _Tally(), time.monotonic()
+    with ThreadPoolExecutor(flags.jobs) as pool:
+        list(pool.map(lambda job: _run_share(flags, job, tally), range(flags.jobs)))
+    print(tally.describe(time.monotonic() - begun))
+    return 1 if tally.failed else 0
+
+
+def _run_share(flags: argparse.Namespace, job: int, tally: _Tally) -> None:
+    """One of several equal parts of the runs."""
+    first, last = (flags.runs * n // flags.jobs for n in (job, job + 1))
+    begun = time.monotonic()
+    for result in fuzz(
+        flags.subject,
+        last - first,
+        flags.seed,
+        every=flags.every,
+        keep=flags.keep,
+        start=flags.start + first,
+    ):
         if result.problem:
-            failed += 1
-            print(f"FAILED {flags.seed}-{result.index} {result.verb}: {result.problem}", flush=True)
+            name = f"{flags.subject} {flags.seed}-{result.index} {result.verb}"
+            print(f"FAILED {name}: {result.problem}", flush=True)
+        if tally.add(result) % 1000 == 0:
+            print(tally.describe_briefly(), flush=True)
         if time.monotonic() - begun > flags.seconds:
             break
-    print(
-        f"\n{sum(codes.values())} runs, {failed} failed, slowest {slowest:.1f} s, "
-        f"{time.monotonic() - begun:.0f} s"
-    )
-    for (verb, code), count in sorted(codes.items(), key=str):
-        print(f"  {verb}: exit code {code}: {count}")
-    for kind, count in kinds.most_common(40):
-        print(f"  {count:5d}  {kind}")
-    return 1 if failed else 0
+
+
+class _Tally:
+    """Counts of results, of several threads."""
+
+    def __init__(self) -> None:
+        self.codes: collections.Counter[Any] = collections.Counter()
+        self.kinds: collections.Counter[str] = collections.Counter()
+        self.failed, self.slowest = 0, 0.0
+        self._lock = threading.Lock()
+
+    def add(self, result: Result) -> int:
+        """Count a result; returns how many there are."""
+        with self._lock:
+            self.codes[result.verb, result.code] += 1
+            if result.message:
+                self.kinds[_kind(result.message)] += 1
+            self.slowest = max(self.slowest, result.seconds)
+            self.failed += bool(result.problem)
+            return self.codes.total()
+
+    def describe_briefly(self) -> str:
+        return f"{self.codes.total()} runs, {self.failed} failed, slowest {self.slowest:.1f} s"
+
+    def describe(self, seconds: float) -> str:
+        lines = [f"\n{self.describe_briefly()}, {seconds:.0f} s"]
+        lines += [
+            f"  {verb}: exit code {code}: {n}" for (verb, code), n in sorted(self.codes.items(), key=str)
+        ]
+        lines += [f"  {count:5d}  {kind}" for kind, count in self.kinds.most_common(60)]
+        return "\n".join(lines)
 
 
 if __name__ == "__main__":

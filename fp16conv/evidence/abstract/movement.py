@@ -29,6 +29,9 @@ from fp16conv.graph import DataType
 
 __all__ = ["MOVEMENT"]
 
+MAX_PLACES: Final = (
+    2**20
+)  # along an axis with bounds of their own; forty Concats of a value with itself have 2^40
 ZERO: Final = interval(0.0, 0.0, integral=True)
 _FLOATING: Final = (DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16, DataType.DOUBLE)
 
@@ -249,7 +252,8 @@ def _concat(call: Call) -> Bounds:
     axis = axis - (rank or 0) if axis >= 0 else axis
     result = replace(hull(replace(b, ball=None) for b in items), simplex=0)
     sizes = [call.dim(i, axis) for i in range(len(call.ins))]
-    if all(n is not None for n in sizes) and any(b.axis == axis for b in items):
+    length = sum(n or 0 for n in sizes)
+    if None not in sizes and length <= MAX_PLACES and any(b.axis == axis for b in items):
         lo, hi = (
             np.concatenate(
                 [

@@ -11,6 +11,7 @@ import json
 import pickle
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from fp16conv.errors import ModelError
+from fp16conv.frontends.fx.sizes import is_arithmetic
 
 __all__ = ["check_archive"]
 
@@ -26,16 +28,10 @@ EXPORT_HINT: Final = (
     "or name a factory: package.module:function"
 )
 
+MAX_UNPACKED: Final = 1 << 28  # bytes an archive may unpack to, however small it is
+MAX_RATIO: Final = 100  # and how many times its size
+
 _TARGET: Final = re.compile(r"torch\.ops(\.\w+){2,3}|_operator\.\w+|torch\.sym_\w+|torch\._sym_\w+|math\.\w+")
-_CALL: Final = re.compile(r"([A-Za-z_]\w*)\s*\(")
-_ATTRIBUTE: Final = re.compile(r"[A-Za-z_)\]]\s*\.|__|[\[\]{}:;@\"\\]|\blambda\b")
-_FUNCTIONS: Final = frozenset(
-    {"Symbol", "Integer", "Float", "Rational", "Max", "Min", "Mod", "PythonMod", "FloorDiv", "CleanDiv"}
-    | {"CeilDiv", "CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt", "ToFloat", "IntTrueDiv", "Abs"}
-    | {"FloatTrueDiv", "ModularIndexing", "Where", "Piecewise", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "Pow"}
-    | {"PowByNatural", "FloatPow", "Identity", "BitwiseFn_bitwise_and", "BitwiseFn_bitwise_or", "And", "Or"}
-    | {"Not", "OpaqueUnaryFn_sqrt", "TruncToFloat", "RoundDecimal", "floor", "ceiling", "LShift", "RShift"}
-)
 
 
 def check_archive(path: Path) -> None:
@@ -59,6 +55,7 @@ def check_archive(path: Path) -> None:
         raise ModelError("no such file", where=where, hint="check the path")
     try:
         with zipfile.ZipFile(path) as archive:
+            _refuse_bomb(archive, path.stat().st_size, where)
             names = archive.namelist()
             if not any(n.endswith((".json", "/archive_format")) for n in names):
                 raise ModelError("is not a torch.export archive", where=where, hint=EXPORT_HINT)
@@ -68,6 +65,22 @@ def check_archive(path: Path) -> None:
         raise ModelError("is not a .pt2 archive or is truncated", where=where, hint=EXPORT_HINT) from None
 
 
+def _refuse_bomb(archive: zipfile.ZipFile, size: int, where: str) -> None:
+    unpacked = sum(info.file_size for info in archive.infolist())
+    if unpacked > max(MAX_UNPACKED, size * MAX_RATIO):
+        raise ModelError(f"unpacks to {unpacked} bytes, {unpacked // size} times its size", where=where)
+
+
+def _read(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
+    try:
+        return archive.read(name)
+    except KeyError:
+        raise ModelError(f"names '{name[:200]}', which it does not hold", where=where) from None
+    except (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, zlib.error) as error:
+        why = str(error)[:200]
+        raise ModelError(f"'{name[:200]}' cannot be unpacked", where=where, why=why) from None
+
+
 def _check_member(archive: zipfile.ZipFile, name: str, where: str) -> None:
     leaf = name.rpartition("/")[2]
     if "/aotinductor/" in name:
@@ -75,13 +88,14 @@ def _check_member(archive: zipfile.ZipFile, name: str, where: str) -> None:
     if leaf.startswith(("custom_obj", "opaque_obj")):
         raise _refusal(name, where, "it holds a pickled object")
     if leaf.endswith(".pt"):
-        _check_pickle(archive.read(name), name, where)
+        _check_pickle(_read(archive, name, where), name, where)
     elif leaf.endswith(".json"):
         try:
-            content = json.loads(archive.read(name))
-        except ValueError:
+            content = json.loads(_read(archive, name, where))
+            texts = list(_entries(content))
+        except (ValueError, RecursionError):
             raise ModelError(f"'{name}' is not JSON", where=where, hint="export the model again") from None
-        for key, text in _entries(content):
+        for key, text in texts:
             _check_entry(archive, name, key, text, where)
 
 
@@ -90,12 +104,11 @@ def _check_entry(archive: zipfile.ZipFile, name: str, key: str, value: Any, wher
         if value.startswith(("torch", "_operator", "math", "#")) and not _TARGET.fullmatch(value):
             raise _refusal(name, where, f"it calls '{value}', which is no operator")
     elif key == "expr_str" and isinstance(value, str):
-        plain = re.sub(r"'[A-Za-z_]\w*'", "", value)
-        if _ATTRIBUTE.search(plain) or set(_CALL.findall(plain)) - _FUNCTIONS or "'" in plain:
+        if not is_arithmetic(value):
             raise _refusal(name, where, f"it has the size '{value[:60]}', which is no arithmetic")
     elif key == "use_pickle" and isinstance(value, str):  # the path of a pickled member
         folder = name.rpartition("/")[0]
-        _check_pickle(archive.read(f"{folder}/{value}"), value, where)
+        _check_pickle(_read(archive, f"{folder}/{value}", where), value, where)
 
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:

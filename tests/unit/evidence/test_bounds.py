@@ -352,3 +352,14 @@ def test_results_below_the_normal_numbers_may_be_flushed(prove) -> None:
     fact = prove("g (float[2] x) => (float[2] y) { a = Mul(x, x) y = Mul(a, a) }", {"x": (1e-10, 1e-9)})["y"]
     assert fact.lo == 0.0
     assert fact.min_abs_nonzero is None
+
+
+def test_places_are_counted_before_they_are_made(prove) -> None:
+    """Forty Concats of a value with itself have 2^40 elements, each of which could have its own bounds."""
+    doubled = "".join(f"d{i + 1} = Concat <axis = 0> (d{i}, d{i})\n" for i in range(40))
+    facts = prove(
+        f"g () => (float[n] y) {{ d0 = Identity(w)\n {doubled} y = Relu(d40) }}",
+        weights={"w": np.array([-2.0, 1.0, 3.0], np.float32)},
+    )
+    close(facts["d40"], -2.0, 3.0)
+    close(facts["y"], 0.0, 3.0)

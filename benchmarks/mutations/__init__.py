@@ -1,0 +1,1 @@
+"""Structured mutators: files that are nearly what they should be."""
