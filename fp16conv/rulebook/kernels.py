@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp16conv.graph import ModelGraph, Op, TypeVar
@@ -39,22 +39,44 @@ def check_kernels(graph: ModelGraph, target: Target) -> Coverage:
     lowered: dict[int, Reason] = {}
     if target.kernels is None:
         return Coverage({}, ())
+    findings: dict[Hashable, _Finding] = {}  # a model has few kinds of operators
     for op in graph.ops:
         typevars = graph.typevars_of(op.id)
         if not typevars or op.callee is not None or op.subscopes or op.key in target.inlined:
             continue
-        rows = _valid_rows(target.kernels.get(op.key, ()), op.opset)
-        substitute = _lowering(target, op, rows)
-        if substitute is not None:
-            rows, lowered[op.id] = substitute
-        if not rows:
-            reason = Reason(
-                "no-kernel", f"{target.name} has no kernel for {op.key}: it runs elsewhere, in FP32"
-            )
-            verdicts.update({tv.id: (Verdict.DENY, reason) for tv in typevars})
-            continue
-        _judge_op(op, typevars, rows, target, verdicts, groups)
+        kind = op.key, op.opset, *((tv.symbol, tv.admits_fp16) for tv in typevars)
+        finding = findings.get(kind)
+        if finding is None:
+            finding = findings[kind] = _judge_kind(op, typevars, target)
+        if finding.lowered is not None:
+            lowered[op.id] = finding.lowered
+        verdicts.update({typevars[i].id: verdict for i, verdict in finding.verdicts.items()})
+        groups += [Group((typevars[a].id, typevars[b].id), reason) for a, b, reason in finding.pairs]
     return Coverage(verdicts, tuple(groups), lowered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What the kernels say of a kind of operator; numbers count its type variables."""
+
+    verdicts: Mapping[int, tuple[Verdict, Reason]]
+    pairs: Sequence[tuple[int, int, Reason]] = ()
+    lowered: Reason | None = None
+
+
+def _judge_kind(op: Op, typevars: Sequence[TypeVar], target: Target) -> _Finding:
+    assert target.kernels is not None
+    rows = _valid_rows(target.kernels.get(op.key, ()), op.opset)
+    lowered = None
+    substitute = _lowering(target, op, rows)
+    if substitute is not None:
+        rows, lowered = substitute
+    if not rows:
+        text = f"{target.name} has no kernel for {op.key}: it runs elsewhere, in FP32"
+        denied = Verdict.DENY, Reason("no-kernel", text)
+        return _Finding(dict.fromkeys(range(len(typevars)), denied), lowered=lowered)
+    verdicts, pairs = _compare_kernels(op, typevars, rows, target)
+    return _Finding(verdicts, pairs, lowered)
 
 
 def _lowering(target: Target, op: Op, rows: Sequence[Kernel]) -> tuple[list[Kernel], Reason] | None:
@@ -78,14 +100,10 @@ def _valid_rows(kernels: Sequence[Kernel], opset: int) -> list[Kernel]:
     return [k for k in kernels if k.since <= opset and (k.until is None or opset <= k.until)]
 
 
-def _judge_op(
-    op: Op,
-    typevars: Sequence[TypeVar],
-    rows: Sequence[Kernel],
-    target: Target,
-    verdicts: dict[int, tuple[Verdict, Reason]],
-    groups: list[Group],
-) -> None:
+def _compare_kernels(
+    op: Op, typevars: Sequence[TypeVar], rows: Sequence[Kernel], target: Target
+) -> tuple[dict[int, tuple[Verdict, Reason]], list[tuple[int, int, Reason]]]:
+    verdicts: dict[int, tuple[Verdict, Reason]] = {}
     choices = ["fh" if tv.admits_fp16 else "f" for tv in typevars]
     feasible = [c for c in itertools.product(*choices) if any(_runs(row, typevars, c) for row in rows)]
     if not feasible:
@@ -93,25 +111,25 @@ def _judge_op(
             "no-fp16-kernel",
             f"{target.name} has no kernel of {op.key} for these types, neither FP32 nor FP16",
         )
-        verdicts.update({tv.id: (Verdict.DENY, reason) for tv in typevars})
-        return
+        return dict.fromkeys(range(len(typevars)), (Verdict.DENY, reason)), []
     free = []
     for i, tv in enumerate(typevars):
         letters = {c[i] for c in feasible}
         if letters == {"f"} and tv.admits_fp16:
             text = f"{target.name} runs {op.key} in FP32 only (type variable {tv.symbol})"
-            verdicts[tv.id] = Verdict.DENY, Reason("no-fp16-kernel", text)
+            verdicts[i] = Verdict.DENY, Reason("no-fp16-kernel", text)
         elif letters == {"h"}:
             text = f"{target.name} runs {op.key} in FP16 only (type variable {tv.symbol})"
-            verdicts[tv.id] = Verdict.ALLOW, Reason("only-fp16-kernel", text)
+            verdicts[i] = Verdict.ALLOW, Reason("only-fp16-kernel", text)
         else:
             free.append(i)
+    pairs = []
     for a, b in itertools.combinations(free, 2):
         if all(c[a] == c[b] for c in feasible):
-            pair = typevars[a], typevars[b]
-            names = " and ".join(tv.symbol for tv in pair)
+            names = f"{typevars[a].symbol} and {typevars[b].symbol}"
             text = f"{target.name} has kernels of {op.key} only for equal {names}"
-            groups.append(Group(tuple(tv.id for tv in pair), Reason("kernel-combination", text)))
+            pairs.append((a, b, Reason("kernel-combination", text)))
+    return verdicts, pairs
 
 
 def _runs(row: Kernel, typevars: Sequence[TypeVar], letters: Sequence[str]) -> bool:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar, Use
 from fp16conv.half import MAX
 from fp16conv.rulebook.families import family
 from fp16conv.rulebook.infinities import SELECTIONS, MaskFlow, classify_constant, trace_masks
-from fp16conv.rulebook.numbers import ConstantReader, fact_figure, holds, symbols_of, values_of
+from fp16conv.rulebook.numbers import (
+    LARGE_METRICS,
+    ConstantReader,
+    fact_figure,
+    holds,
+    symbols_of,
+    values_of,
+)
 from fp16conv.rulebook.schema import ConstantMatch, Context, Match, Profile, Role, Rule, RuleKind, Target
 from fp16conv.rulebook.types import Authority, PatternHit, Reason
 
@@ -88,17 +96,22 @@ class Matcher:
     evidence: Evidence
     profile: Profile
     target: Target
-    _values: dict[str, list[int]] = field(default_factory=dict)
-    _values_of: list[int] = field(default_factory=lambda: [-1])
-    _by_key: dict[tuple[int, str], tuple[Rule, ...]] = field(default_factory=dict)
+    _steps: dict[Hashable, tuple[_Step, ...]] = field(default_factory=dict)
+    _attributes: dict[int, tuple[Sequence[Rule], frozenset[str]]] = field(default_factory=dict)
+    _ranges: dict[int, RangeFact | None] = field(default_factory=dict)
 
-    def find(self, rules: Sequence[Rule], tv: TypeVar) -> Iterable[tuple[Rule, Reason]]:
+    def find(self, rules: Sequence[Rule], tv: TypeVar) -> list[tuple[Rule, Reason]]:
         """Rules of the sequence that apply to a type variable, with the reason of each, in order."""
+        if not rules:
+            return []
         op = None if tv.op is None else self.graph.ops[tv.op]
-        for rule in self._candidates(rules, op):
-            reason = self._apply(rule, op, tv)
+        found = []
+        reads = _Reads(self, tv)
+        for step in self._candidates(rules, op, tv):
+            reason = self._apply(step, op, reads)
             if reason is not None:
-                yield rule, reason
+                found.append((step.rule, reason))
+        return found
 
     def is_range_safe(self, tv: TypeVar) -> bool:
         """Whether all values read and made are known to stay in the FP16 range, headroom included."""
@@ -115,29 +128,43 @@ class Matcher:
                 return False
         return True
 
-    def _candidates(self, rules: Sequence[Rule], op: Op | None) -> tuple[Rule, ...]:
-        key = "" if op is None else op.key
-        cached = (id(rules), key)
-        if cached not in self._by_key:
-            self._by_key[cached] = tuple(r for r in rules if _admits_op(r.match, key, op))
-        return self._by_key[cached]
+    def _candidates(self, rules: Sequence[Rule], op: Op | None, tv: TypeVar) -> tuple[_Step, ...]:
+        """The rules for this kind of type variable; found once per kind, a model has few."""
+        if id(rules) not in self._attributes:
+            names = frozenset(name for rule in rules for name in rule.match.attribute)
+            self._attributes[id(rules)] = rules, names
+        kind: tuple[Hashable, ...] = (id(rules), tv.symbol)
+        if op is not None:
+            given = len(op.inputs) - op.inputs.count(None)
+            slots = tuple([use.slot for use in tv.uses if use.op == op.id])
+            names = self._attributes[id(rules)][1]
+            attributes = [pair for pair in op.attrs.items() if pair[0] in names] if op.attrs else ()
+            kind = (*kind, op.key, op.opset, given, slots, *attributes)
+        steps = self._steps.get(kind)
+        if steps is None:
+            key = "" if op is None else op.key
+            steps = self._steps[kind] = tuple(
+                _step(rule)
+                for rule in rules
+                if _admits_op(rule.match, key, op) and self._admits_kind(rule.match, op, tv)
+            )
+        return steps
 
-    def _apply(self, rule: Rule, op: Op | None, tv: TypeVar) -> Reason | None:
-        match = rule.match
-        if not self._admits_typevar(match, op, tv):
+    def _apply(self, step: _Step, op: Op | None, reads: _Reads) -> Reason | None:
+        match = step.rule.match
+        if step.is_local and not (op is not None and self._admits_here(match, op)):
             return None
-        authority = Authority.EVIDENCE if rule.kind is RuleKind.EVIDENCE else Authority.BUILT_IN
-        authority = authority if rule.builtin else Authority.RULES_FILE
         if match.constant is not None and match.fact is not None:
-            first = self._match_constant(rule, op, tv, authority)
-            return first and self._match_fact(rule, op, tv, authority)
+            first = self._match_constant(step, op, reads)
+            return first and self._match_fact(step, op, reads)
         if match.constant is not None:
-            return self._match_constant(rule, op, tv, authority)
+            return self._match_constant(step, op, reads)
         if match.fact is not None:
-            return self._match_fact(rule, op, tv, authority)
-        return Reason(rule.id, rule.name, authority)
+            return self._match_fact(step, op, reads)
+        return step.reason
 
-    def _admits_typevar(self, match: Match, op: Op | None, tv: TypeVar) -> bool:
+    def _admits_kind(self, match: Match, op: Op | None, tv: TypeVar) -> bool:
+        """What is alike for all type variables of a kind."""
         if match.symbol and not set(match.symbol).intersection(symbols_of(tv)):
             return False
         if match.target_accumulates and match.target_accumulates != self.target.accumulates:
@@ -146,14 +173,16 @@ class Matcher:
             return not (match.name or match.opset or match.input_count or match.attribute or match.context)
         if match.slot and not any(use.op == op.id and use.slot in match.slot for use in tv.uses):
             return False
-        if match.name and not any(fnmatchcase(n, g) for g in match.name for n in (op.name, op.label)):
-            return False
         if match.opset and not match.opset[0] <= op.opset <= match.opset[1]:
             return False
         given = sum(value is not None for value in op.inputs)
         if match.input_count and not match.input_count[0] <= given <= match.input_count[1]:
             return False
-        if any(op.attrs.get(name, "") not in admitted for name, admitted in match.attribute.items()):
+        return not any(op.attrs.get(name, "") not in admitted for name, admitted in match.attribute.items())
+
+    def _admits_here(self, match: Match, op: Op) -> bool:
+        """What depends on the operator's name and neighbours."""
+        if match.name and not any(fnmatchcase(n, g) for g in match.name for n in (op.name, op.label)):
             return False
         return match.context is None or self._admits_context(match.context, op)
 
@@ -170,38 +199,25 @@ class Matcher:
                 return False
         return not context.trailing_axes or _trailing_axes(graph, op) in context.trailing_axes
 
-    def _match_constant(self, rule: Rule, op: Op | None, tv: TypeVar, authority: Authority) -> Reason | None:
-        match = rule.match.constant
+    def _match_constant(self, step: _Step, op: Op | None, reads: _Reads) -> Reason | None:
+        match = step.rule.match.constant
         assert match is not None
-        for use in tv.uses:
-            value = self.graph.value_at(use)
-            if value is None or (match.slot and use.slot not in match.slot):
+        for use, value, role in reads.constants:
+            if (match.slot and use.slot not in match.slot) or (match.role and role not in match.role):
                 continue
-            role = self.evidence.roles.get((value.id, use))
-            if role is None or (match.role and role not in match.role):
-                continue
-            figures = self.evidence.reader.figures(value.id)
+            figures = self.evidence.reader.figures(value)
             if figures is None:
                 continue
             measured = []
             for condition in match.conditions:
-                figure = self._constant_figure(condition.metric, match, op, value.id)
+                figure = self._constant_figure(condition.metric, match, op, value)
                 if not holds(condition, figure):
                     break
                 measured.append(figure)
             else:
                 first = measured[0] if measured else figures.max_finite_abs
-                return self._reason(rule, value.name, first, "constant", 1.0, authority)
+                return self._reason(step, self.graph.values[value].name, first, "constant", 1.0)
         return None
-
-    def _read_or_made(self, tv: TypeVar, on: str) -> list[int]:
-        """`values_of`, remembered for the rules that look at the same type variable in turn."""
-        if self._values_of[0] != tv.id:
-            self._values_of[0] = tv.id
-            self._values.clear()
-        if on not in self._values:
-            self._values[on] = values_of(self.graph, tv, on)
-        return self._values[on]
 
     def _constant_figure(self, metric: str, match: ConstantMatch, op: Op | None, value: int) -> float:
         reader = self.evidence.reader
@@ -213,18 +229,12 @@ class Matcher:
             return reader.l2_rounding(value)
         return float(getattr(reader.figures(value), metric))
 
-    def _match_fact(self, rule: Rule, op: Op | None, tv: TypeVar, authority: Authority) -> Reason | None:
-        match = rule.match.fact
+    def _match_fact(self, step: _Step, op: Op | None, reads: _Reads) -> Reason | None:
+        match = step.rule.match.fact
         assert match is not None
-        for value in self._read_or_made(tv, match.on):
-            fact = self.evidence.facts.get(value)
-            if fact is None or self.evidence.reader.is_known(value):
-                continue  # constants are judged as constants
-            if fact.origin is Origin.CONSTANT and fact.max_abs == float("inf"):
-                continue  # infinity is an FP16 number
-            magnitude = self.evidence.masks.magnitude(value, fact.lo, fact.hi)
-            if magnitude != fact.max_abs:
-                fact = dataclasses.replace(fact, lo=-magnitude, hi=magnitude)
+        for value, fact in reads.ranges(match.on):
+            if fact.origin is Origin.PROVEN and step.needs_large:
+                continue
             headroom, measured = self._headroom(fact), []
             for condition in match.conditions:
                 figure = fact_figure(condition.metric, fact, self.graph, op, value)
@@ -233,8 +243,25 @@ class Matcher:
                 measured.append(figure)
             else:
                 name, origin = self.graph.values[value].name, str(fact.origin)
-                return self._reason(rule, name, measured[0], origin, headroom, authority)
+                return self._reason(step, name, measured[0], origin, headroom)
         return None
+
+    def range_of(self, value: int) -> RangeFact | None:
+        """The range of a value's real numbers, without a mask's; None where there is nothing to judge."""
+        if value not in self._ranges:
+            self._ranges[value] = self._measure_range(value)
+        return self._ranges[value]
+
+    def _measure_range(self, value: int) -> RangeFact | None:
+        fact = self.evidence.facts.get(value)
+        if fact is None or self.evidence.reader.is_known(value):
+            return None  # constants are judged as constants
+        if fact.origin is Origin.CONSTANT and fact.max_abs == float("inf"):
+            return None  # infinity is an FP16 number
+        magnitude = self.evidence.masks.magnitude(value, fact.lo, fact.hi)
+        if magnitude != fact.max_abs:
+            fact = dataclasses.replace(fact, lo=-magnitude, hi=magnitude)
+        return fact
 
     def _grown(self, figure: float, fact: RangeFact) -> float:
         """A magnitude times the headroom, but no more than what is proven."""
@@ -244,9 +271,8 @@ class Matcher:
     def _headroom(self, fact: RangeFact) -> float:
         return self.profile.headroom.get(str(fact.origin), 1.0)
 
-    def _reason(
-        self, rule: Rule, value: str, measured: float, origin: str, headroom: float, authority: Authority
-    ) -> Reason:
+    def _reason(self, step: _Step, value: str, measured: float, origin: str, headroom: float) -> Reason:
+        rule = step.rule
         part = rule.match.constant or rule.match.fact
         assert part is not None
         condition = part.conditions[0] if part.conditions else None
@@ -255,7 +281,61 @@ class Matcher:
             limit = condition.above if condition.above is not None else (condition.below or 0.0)
         text = rule.text or f"{rule.name}: '{value}' ({{measured:.4g}}, {origin})"
         fields = {"measured": measured, "limit": limit, "headroom": headroom}
-        return Reason(rule.id, text.format(value=value, origin=origin, **fields), authority, fields)
+        return Reason(
+            rule.id, text.format(value=value, origin=origin, **fields), step.reason.authority, fields
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A rule that is for a kind of type variable.
+
+    Args:
+        reason: what it says where it does not look at numbers.
+        is_local: the operator's name or neighbours matter too.
+        needs_large: it asks whether numbers are large, which no proof can show.
+    """
+
+    rule: Rule
+    reason: Reason
+    is_local: bool
+    needs_large: bool
+
+
+def _step(rule: Rule) -> _Step:
+    authority = Authority.EVIDENCE if rule.kind is RuleKind.EVIDENCE else Authority.BUILT_IN
+    authority = authority if rule.builtin else Authority.RULES_FILE
+    match, fact = rule.match, rule.match.fact
+    needs_large = fact is not None and any(c.metric in LARGE_METRICS for c in fact.conditions)
+    is_local = bool(match.name) or match.context is not None
+    return _Step(rule, Reason(rule.id, rule.name, authority), is_local, needs_large)
+
+
+class _Reads:
+    """What rules look at of one type variable, gathered once for all of them."""
+
+    def __init__(self, matcher: Matcher, tv: TypeVar) -> None:
+        self._matcher, self._tv = matcher, tv
+        self._found: dict[str, list[tuple[int, RangeFact]]] = {}
+
+    @cached_property
+    def constants(self) -> list[tuple[Use, int, Role]]:
+        """Constants whose numbers are known, where they are read, and what they do there."""
+        graph, roles = self._matcher.graph, self._matcher.evidence.roles
+        read = [(use, graph.value_at(use)) for use in self._tv.uses]
+        return [
+            (use, value.id, role)
+            for use, value in read
+            if value is not None and (role := roles.get((value.id, use))) is not None
+        ]
+
+    def ranges(self, on: str) -> list[tuple[int, RangeFact]]:
+        """Values read and/or made whose range is known."""
+        if on not in self._found:
+            values = values_of(self._matcher.graph, self._tv, on)
+            known = [(value, self._matcher.range_of(value)) for value in values]
+            self._found[on] = [(value, fact) for value, fact in known if fact is not None]
+        return self._found[on]
 
 
 def _admits_op(match: Match, key: str, op: Op | None) -> bool:

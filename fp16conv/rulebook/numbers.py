@@ -13,10 +13,19 @@ from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar
 from fp16conv.half import MAX, MAX_EXACT_INTEGER, SMALLEST_NORMAL, round_to_fp16
 from fp16conv.rulebook.schema import Condition
 
-__all__ = ["ConstantFigures", "ConstantReader", "fact_figure", "holds", "symbols_of", "values_of"]
+__all__ = [
+    "LARGE_METRICS",
+    "ConstantFigures",
+    "ConstantReader",
+    "fact_figure",
+    "holds",
+    "symbols_of",
+    "values_of",
+]
 
 
-_LARGEST = frozenset(("max_abs", "has_nan", "integer_max", "accumulated_abs", "accumulated_square"))
+LARGE_METRICS = frozenset(("max_abs", "has_nan", "integer_max", "accumulated_abs", "accumulated_square"))
+"""Figures that are about large numbers; a proven range, which is an upper bound, shows none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,7 @@ def fact_figure(metric: str, fact: RangeFact, graph: ModelGraph, op: Op | None, 
 
     A proven range is an upper bound: it shows that numbers are small, never that some are large.
     """
-    if fact.origin is Origin.PROVEN and metric in _LARGEST:
+    if fact.origin is Origin.PROVEN and metric in LARGE_METRICS:
         return float("nan")
     match metric:
         case "max_abs":

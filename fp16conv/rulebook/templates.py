@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from fp16conv.graph import Op
 from fp16conv.rulebook.index import GraphIndex
-from fp16conv.rulebook.op_sets import COMMUTATIVE
+from fp16conv.rulebook.op_sets import COMMUTATIVE, TRANSPARENT
 from fp16conv.rulebook.pattern_language import Alternatives, Call, Constant, Name, Template
 
 __all__ = ["TemplateMatch", "match_template"]
@@ -16,6 +17,11 @@ BUDGET = 4000
 """Steps spent on one root before giving up: keeps matching linear in the operators."""
 DEPTH = 10
 """Productions nested in each other: idioms are short, and a recursive one must end."""
+
+
+_CONSTANT: Final = ""
+_FILLED: Final = frozenset((_CONSTANT, "ConstantOfShape"))
+"""Where the numbers of a constant come from: the model's file, or an operator that fills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,14 @@ class _Matcher:
     def __init__(self, index: GraphIndex, template: Template) -> None:
         self.index, self.template = index, template
         self.steps = 0
+        self._sources: dict[int, frozenset[str] | None] = {}
 
     def match_root(self, op: Op) -> TemplateMatch | None:
         self.steps = 0
         root = self.template.root
         try:
             for option in root.body.options:
-                if isinstance(option, Call) and op.key in option.types:
+                if isinstance(option, Call) and op.key in option.types and self._fits(option, op):
                     for state in self._call(option, op, _State({}), root.name, 0):
                         return TemplateMatch(op.id, state.ops, state.captured, state.bound)
         except _BudgetError:
@@ -114,7 +121,7 @@ class _Matcher:
             op = self.index.graph.producer(value)
             if op is None:
                 return
-            if op.key in call.types and op.outputs[0] == value:
+            if op.key in call.types and op.outputs[0] == value and self._fits(call, op):
                 yield from self._call(call, op, state.add(line, *passed), line, depth)
             transparent = self.index.transparent(value)
             if transparent is None or transparent.inputs[0] is None:
@@ -123,15 +130,56 @@ class _Matcher:
             value = transparent.inputs[0]
 
     def _call(self, call: Call, op: Op, state: _State, line: str, depth: int) -> Iterator[_State]:
-        if not all(_compare(op.attrs.get(key), how, value) for key, how, value in call.attrs):
-            return
-        if len(call.args) > len(op.inputs):
-            return
         state = state.add(line, op.id)
         yield from self._args(call.args, op.inputs[: len(call.args)], state, line, depth)
-        swaps = op.key in COMMUTATIVE and len(call.args) == len(op.inputs) == 2
-        if swaps and op.inputs[0] != op.inputs[1]:
+        if _swaps(call, op):
             yield from self._args(call.args, op.inputs[::-1], state, line, depth)
+
+    def _fits(self, call: Call, op: Op) -> bool:
+        """Whether attributes and the operators above allow a match: no look further up without need."""
+        if len(call.args) > len(op.inputs):
+            return False
+        if not all(_compare(op.attrs.get(key), how, value) for key, how, value in call.attrs):
+            return False
+        return self._may_be(call.args, op.inputs) or (
+            _swaps(call, op) and self._may_be(call.args, op.inputs[::-1])
+        )
+
+    def _may_be(self, args: tuple[Alternatives, ...], values: tuple[int | None, ...]) -> bool:
+        for arg, value in zip(args, values, strict=False):
+            sources = self._sources_of(arg)
+            if sources is None or value is None:
+                continue
+            op = self.index.graph.producer(value)
+            is_made = op is not None and (op.key in sources or op.key in TRANSPARENT)
+            if not is_made and not (_CONSTANT in sources and value in self.index.graph.constants):
+                return False
+        return True
+
+    def _sources_of(self, node: Alternatives) -> frozenset[str] | None:
+        """Operators that can make such a value (or a chain of transparent ones can), None for any."""
+        if id(node) not in self._sources:
+            self._sources[id(node)] = None  # what is defined by itself may be anything
+            found: set[str] = set()
+            for option in node.options:
+                more = self._sources_of_option(option)
+                if more is None:
+                    break
+                found |= more
+            else:
+                self._sources[id(node)] = frozenset(found)
+        return self._sources[id(node)]
+
+    def _sources_of_option(self, option: Name | Constant | Call) -> frozenset[str] | None:
+        if isinstance(option, Call):
+            return option.types
+        if isinstance(option, Constant):
+            return _FILLED
+        statement = self.template.statements.get(option.name)
+        sources = None if statement is None else self._sources_of(statement.body)
+        if statement is not None and statement.binds and sources is not None and sources & TRANSPARENT:
+            return None  # a second mention may read what lies above the transparent operator
+        return sources
 
     def _args(
         self,
@@ -151,6 +199,12 @@ class _Matcher:
             return
         for matched in self._alternatives(args[0], value, state, line, depth):
             yield from self._args(args[1:], values[1:], matched, line, depth)
+
+
+def _swaps(call: Call, op: Op) -> bool:
+    """Whether the operands may also be read the other way round."""
+    is_pair = len(call.args) == len(op.inputs) == 2
+    return is_pair and op.key in COMMUTATIVE and op.inputs[0] != op.inputs[1]
 
 
 def _compare(found: object, how: str, expected: float | str) -> bool:
