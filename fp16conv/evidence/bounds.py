@@ -151,7 +151,8 @@ class _Interpreter:
         self.folded = fold_constants(self.graph)
         self._constants: dict[int, Bounds] = {}
         self._memo = Memo()
-        self._forms: dict[int, Hashable] = {}
+        self._forms: dict[int, int] = {}
+        self._form_numbers: dict[Hashable, int] = {}
         self._identities: dict[int, Hashable] = {}
 
     def bind_inputs(self, ranges: dict[str, tuple[float, float]]) -> None:
@@ -314,11 +315,12 @@ class _Interpreter:
         parts += [None if value is None else self._form(value) for value in op.outputs]
         return tuple(parts)
 
-    def _form(self, value: int) -> Hashable:
-        """Dtype and shape."""
+    def _form(self, value: int) -> int:
+        """A number for dtype and shape (enumerations are slow to hash)."""
         form = self._forms.get(value)
         if form is None:
-            form = self._forms[value] = self.graph.values[value].dtype, self.shape(value)
+            known = self.graph.values[value].dtype, self.shape(value)
+            form = self._forms[value] = self._form_numbers.setdefault(known, len(self._form_numbers))
         return form
 
     def _identity(self, value: int) -> Hashable:

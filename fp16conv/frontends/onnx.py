@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -294,6 +295,7 @@ class _Importer:
         self.nodes: list[ir.Node] = []
         self.values: list[ir.Value] = []
         self._ids: dict[ir.Value, int] = {}
+        self._neutral_types: dict[bytes | None, tuple[DataType, tuple[Dim, ...] | None, Container]] = {}
         self._functions: dict[ir.OperatorIdentifier, int] = {}
         self._frozen_scopes: set[int] = set()
 
@@ -347,7 +349,7 @@ class _Importer:
         tensor: Tensor | None = None,
         container: Container | None = None,
     ) -> int:
-        dtype, shape, inferred = _neutral(self.types.get(value))
+        dtype, shape, inferred = self._neutral(self.types.get(value))
         self._ids[value] = self.builder.add_value(
             value.name or "",
             dtype,
@@ -361,6 +363,14 @@ class _Importer:
         )
         self.values.append(value)
         return self._ids[value]
+
+    def _neutral(self, proto: TypeProto | None) -> tuple[DataType, tuple[Dim, ...] | None, Container]:
+        """A type in our words; a model has many values of few types."""
+        key = None if proto is None else proto.SerializeToString()
+        known = self._neutral_types.get(key)
+        if known is None:
+            known = self._neutral_types[key] = _neutral(proto)
+        return known
 
     def _add_node(self, node: ir.Node, scope: int, opsets: Mapping[str, int]) -> None:
         domain = "" if node.domain in ONNX_DOMAINS else node.domain
@@ -429,6 +439,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     return dim.dim_param or None if kind == "dim_param" else None
 
 
+@functools.cache
 def _data_type(elem_type: int) -> DataType:
     if elem_type == 0:
         return DataType.UNKNOWN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp16conv.frontends.schemas import Parameter, Schema, find_schema
@@ -16,7 +16,9 @@ BOUNDARY_OPS = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
 @dataclass(slots=True)
 class _Binding:
-    uses: list[Use] = field(default_factory=list)
+    """A type variable of a kind of operator, by its input and output slots."""
+
+    uses: list[int] = field(default_factory=list)
     defs: list[int] = field(default_factory=list)
     admits_fp16: bool = True
 
@@ -28,27 +30,77 @@ def add_typevars(builder: GraphBuilder, draft: Draft, frozen_scopes: Collection[
     An operator without a schema gets one variable `?` that cannot change; so do the bodies in
     `frozen_scopes`.
     """
+    kinds: dict[Hashable, dict[str, _Binding]] = {}  # a model has few kinds of operators
     for op in draft.ops:
         if op.callee is not None or (not op.domain and op.op_type in BOUNDARY_OPS):
             continue
-        schema = find_schema(op.domain, op.op_type, op.opset)
-        bindings: dict[str, _Binding] = {}
-        for symbol, admits, use, value in _slots(draft, op, schema):
-            binding = bindings.setdefault(symbol, _Binding())
-            binding.admits_fp16 &= admits and op.scope not in frozen_scopes
-            if use is not None:
-                binding.uses.append(use)
-            elif not value.is_constant:
-                binding.defs.append(value.id)
-        if schema is not None:
-            _follow(bindings, schema.follows)
-        if _handles_containers(draft, op):
-            bindings = _merged(bindings, bindings)
-        elif schema is not None and schema.equal:
-            bindings = _merged(bindings, schema.equal)
+        inputs, outputs = _Side(draft, op.inputs), _Side(draft, op.outputs)
+        is_frozen, is_typed = op.scope in frozen_scopes, bool(op.attrs) and _is_dtype_argument(op)
+        kind = op.domain, op.op_type, op.opset, inputs.key, outputs.key, is_frozen, is_typed
+        bindings = kinds.get(kind)
+        if bindings is None:
+            schema = find_schema(op.domain, op.op_type, op.opset)
+            bindings = kinds[kind] = _bind(schema, inputs, outputs, is_frozen=is_frozen, is_typed=is_typed)
         for symbol, binding in bindings.items():
-            if binding.uses or binding.defs:
-                builder.add_typevar(op.id, op.scope, symbol, binding.uses, binding.defs, binding.admits_fp16)
+            uses = [Use(op.id, slot, op.scope) for slot in binding.uses]
+            defs = [op.outputs[slot] for slot in binding.defs]
+            builder.add_typevar(op.id, op.scope, symbol, uses, defs, binding.admits_fp16)  # type: ignore[arg-type]
+
+
+class _Side:
+    """The inputs or outputs of an operator: what its type variables depend on.
+
+    Args:
+        draft: the graph so far.
+        values: value ids by slot.
+    """
+
+    def __init__(self, draft: Draft, values: Sequence[int | None]) -> None:
+        self.known = [None if index is None else draft.values[index] for index in values]
+        self.key = tuple(map(_code, self.known))
+
+    def floats(self) -> Iterator[tuple[int, Value]]:
+        """Slots of FLOAT values."""
+        for slot, value in enumerate(self.known):
+            if value is not None and value.dtype is DataType.FLOAT:
+                yield slot, value
+
+    @property
+    def holds_containers(self) -> bool:
+        return any(value is not None and value.container is not Container.TENSOR for value in self.known)
+
+
+def _code(value: Value | None) -> int:
+    """What a type variable depends on of a value, as one number (enumerations are slow to hash)."""
+    if value is None:
+        return -1
+    is_float, is_tensor = value.dtype is DataType.FLOAT, value.container is Container.TENSOR
+    return is_float + 2 * is_tensor + 4 * value.is_constant
+
+
+def _bind(
+    schema: Schema | None, inputs: _Side, outputs: _Side, *, is_frozen: bool, is_typed: bool
+) -> dict[str, _Binding]:
+    """The type variables of a kind of operator by symbol."""
+    bindings: dict[str, _Binding] = {}
+    for slot, _ in inputs.floats():
+        symbol, admits = _symbol(schema, schema.input(slot) if schema else None, f"in{slot}")
+        binding = bindings.setdefault(symbol, _Binding())
+        binding.admits_fp16 &= admits and not is_frozen
+        binding.uses.append(slot)
+    for slot, value in outputs.floats():
+        symbol, admits = _symbol(schema, schema.output(slot) if schema else None, f"out{slot}")
+        binding = bindings.setdefault(symbol, _Binding())
+        binding.admits_fp16 &= admits and not is_typed and not is_frozen
+        if not value.is_constant:
+            binding.defs.append(slot)
+    if schema is not None:
+        _follow(bindings, schema.follows)
+    if inputs.holds_containers or outputs.holds_containers:  # these tie tensors and containers together
+        bindings = _merged(bindings, bindings)
+    elif schema is not None and schema.equal:
+        bindings = _merged(bindings, schema.equal)
+    return {symbol: b for symbol, b in bindings.items() if b.uses or b.defs}
 
 
 def _follow(bindings: dict[str, _Binding], rules: Mapping[str, str]) -> None:
@@ -58,17 +110,6 @@ def _follow(bindings: dict[str, _Binding], rules: Mapping[str, str]) -> None:
             follower = bindings.pop(symbol)
             bindings[leader].defs += follower.defs
             bindings[leader].admits_fp16 &= follower.admits_fp16
-
-
-def _slots(draft: Draft, op: Op, schema: Schema | None) -> Iterator[tuple[str, bool, Use | None, Value]]:
-    for slot, index in enumerate(op.inputs):
-        if index is not None and draft.values[index].dtype is DataType.FLOAT:
-            symbol, admits = _symbol(schema, schema.input(slot) if schema else None, f"in{slot}")
-            yield symbol, admits, Use(op.id, slot, op.scope), draft.values[index]
-    for slot, index in enumerate(op.outputs):
-        if index is not None and draft.values[index].dtype is DataType.FLOAT:
-            symbol, admits = _symbol(schema, schema.output(slot) if schema else None, f"out{slot}")
-            yield symbol, admits and not _is_dtype_argument(op), None, draft.values[index]
 
 
 def _symbol(schema: Schema | None, parameter: Parameter | None, position: str) -> tuple[str, bool]:
@@ -84,12 +125,6 @@ def _is_dtype_argument(op: Op) -> bool:
     """Whether a function's argument decides the output's dtype, or the numbers of a constant."""
     names = ("to", "dtype", "output_dtype", "output_datatype", "value", "value_float", "value_floats")
     return any(isinstance(v, str) and v.startswith("@") and k in names for k, v in op.attrs.items())
-
-
-def _handles_containers(draft: Draft, op: Op) -> bool:
-    """Sequence and optional operators tie their tensor and container variables together."""
-    indices = [i for i in (*op.inputs, *op.outputs) if i is not None]
-    return any(draft.values[i].container is not Container.TENSOR for i in indices)
 
 
 def _merged(bindings: dict[str, _Binding], equal: Collection[str]) -> dict[str, _Binding]:

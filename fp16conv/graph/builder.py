@@ -141,9 +141,7 @@ class GraphBuilder:
         subscopes: Mapping[str, int] | None = None,
         callee: int | None = None,
     ) -> None:
-        self._ops[op] = dataclasses.replace(
-            self._ops[op], outputs=tuple(outputs), subscopes=dict(subscopes or {}), callee=callee
-        )
+        _complete(self._ops[op], outputs=tuple(outputs), subscopes=dict(subscopes or {}), callee=callee)
 
     def add_typevar(
         self,
@@ -174,9 +172,9 @@ class GraphBuilder:
         for op in self._ops:
             by_scope.setdefault(op.scope, []).append(op.id)
         scopes = tuple(dataclasses.replace(s, ops=tuple(by_scope.get(s.id, ()))) for s in self._scopes)
-        ops = tuple(
-            dataclasses.replace(op, typevars=tuple(self._typevars_of_op.get(op.id, ()))) for op in self._ops
-        )
+        for index, typevars in self._typevars_of_op.items():
+            _complete(self._ops[index], typevars=tuple(typevars))
+        ops = tuple(self._ops)
         of_use, of_value = self._bindings()
         return ModelGraph(
             self._source,
@@ -222,3 +220,12 @@ class GraphBuilder:
             if value.dtype is DataType.FLOAT and not value.is_constant and value.id not in of_value:
                 raise InternalError(f"value '{value.name}' is FLOAT but no type variable types it")
         return of_use, of_value
+
+
+def _complete(op: Op, **fields: object) -> None:
+    """Set what an operator lacks yet. Until the graph is frozen, its operators are the builder's own.
+
+    A changed copy each time would be half the cost of building a graph.
+    """
+    for name, value in fields.items():
+        object.__setattr__(op, name, value)
