@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from fp16conv.conversion.fx import convert_program, verify_types
-from fp16conv.errors import UsageError
+from fp16conv.errors import ModelError, UsageError
 from fp16conv.evidence.constants import constant_facts
 from fp16conv.evidence.fx import calibrate_program
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.frontends.fx.program import LoadedProgram
-from fp16conv.frontends.fx.sources import load_program, order_keywords
+from fp16conv.frontends.fx.sources import load_program
 from fp16conv.planning.costs import estimate_costs
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
@@ -24,6 +24,8 @@ from fp16conv.planning.planner import make_plan
 from fp16conv.planning.serialize import bind_plan
 from fp16conv.rulebook.book import load_book
 from fp16conv.rulebook.judge import judge
+from fp16conv.training.inputs import InputCheck, batch_shapes
+from fp16conv.training.modes import modes_kept, require_fp32
 
 __all__ = ["PreparedModule", "plan_training", "prepare"]
 
@@ -31,14 +33,17 @@ __all__ = ["PreparedModule", "plan_training", "prepare"]
 class PreparedModule(torch.nn.Module):
     """Runs a module's mixed-precision program; made by `prepare`.
 
-    Parameters and buffers are those of `module` itself (FP32): an optimizer may hold either. In training
-    mode the program of training mode runs (dropout, batch statistics), in eval mode that of eval mode.
+    Parameters, buffers, submodules and their names are those of `module` itself (FP32): an optimizer or a
+    checkpoint may be that of either. In training mode the program of training mode runs (dropout, batch
+    statistics), in eval mode that of eval mode. Hooks on submodules do not run.
 
     Args:
         module: the FP32 module.
         programs: mixed program per mode, True for training.
         plans: the plan of each.
     """
+
+    module: torch.nn.Module
 
     def __init__(
         self,
@@ -47,14 +52,17 @@ class PreparedModule(torch.nn.Module):
         plans: Mapping[bool, PrecisionPlan],
     ) -> None:
         super().__init__()
-        self.module = module
+        self.__dict__["module"] = module  # registered as a submodule it would prefix all names
+        self._parameters, self._buffers = module._parameters, module._buffers
+        self._modules = module._modules
         self.programs, self.plans = dict(programs), dict(plans)
         self.training = module.training
+        self._checks = {mode: InputCheck(program) for mode, program in programs.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program of the current mode; the structure of inputs and outputs is the module's."""
         program = self.programs[self.training]
-        given = iter(_flatten(program, args, kwargs))
+        given = iter(self._checks[self.training].flatten(args, kwargs))
         mutated = {
             spec.target
             for spec in program.graph_signature.output_specs
@@ -63,8 +71,7 @@ class PreparedModule(torch.nn.Module):
         values = []
         for spec in program.graph_signature.input_specs:
             if spec.kind is InputKind.USER_INPUT:
-                value = next(given)
-                values.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else value)
+                values.append(next(given))
             elif spec.kind is InputKind.PARAMETER:
                 values.append(self.module.get_parameter(spec.target))
             elif spec.kind is InputKind.BUFFER:
@@ -82,6 +89,20 @@ class PreparedModule(torch.nn.Module):
             elif spec.kind is OutputKind.USER_OUTPUT:
                 outputs.append(result)
         return pytree.tree_unflatten(outputs, program.call_spec.out_spec)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the module, too, in its own way: it may keep parts frozen."""
+        self.module.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint of the module."""
+        return self.module.load_state_dict(*args, **kwargs)
 
 
 def prepare(
@@ -107,7 +128,8 @@ def prepare(
         plan: decisions for its training mode (`plan_training`); one is made by default.
         args: example inputs, on that device.
         kwargs: example inputs by name.
-        dynamic_shapes: as `torch.export.export` takes them: a last batch of another size needs it.
+        dynamic_shapes: as `torch.export.export` takes them. By default the first dimension of every tensor
+            varies where the module lets it, so that a smaller last batch runs.
         profile: name of a profile.
         target: what will run it.
         device: whose roofline prices the plan.
@@ -118,25 +140,18 @@ def prepare(
         A module to call, train and evaluate like the one given.
 
     Raises:
-        UsageError: no example inputs; parameters that are no FP32.
+        UsageError: no example inputs; parameters that are not FP32; a forward that changes its inputs.
         ModelError: torch.export cannot capture the module.
         PlanError: the plan is that of another program.
     """
     if not args and not kwargs:
         raise UsageError("no example inputs", hint="prepare(module, args=(batch,))")
-    halves = [name for name, p in module.named_parameters() if p.dtype is torch.float16]
-    if halves:
-        raise UsageError(
-            f"parameter '{halves[0]}' is FP16 already",
-            hint="give the FP32 module: its parameters are the master weights",
-        )
+    require_fp32(module)
     programs: dict[bool, ExportedProgram] = {}
     plans: dict[bool, PrecisionPlan] = {}
-    was_training = module.training
-    try:
+    with modes_kept(module):
         for training in (True, False):
-            module.train(training)
-            loaded = load_program(module, args, kwargs, dynamic_shapes=dynamic_shapes, training=True)
+            loaded = _capture(module, training, args, kwargs or {}, dynamic_shapes)
             if training and plan is not None:
                 made = bind_plan(plan, loaded.graph)
             else:
@@ -144,8 +159,6 @@ def prepare(
             programs[training] = convert_program(loaded, made, master_weights=True)
             verify_types(programs[training], loaded.source)
             plans[training] = made
-    finally:
-        module.train(was_training)
     return PreparedModule(module, programs, plans)
 
 
@@ -160,13 +173,32 @@ def plan_training(
     force_fp16: Sequence[str] = (),
 ) -> PrecisionPlan:
     """The plan of a module's training mode, to look at or edit before `prepare`."""
-    was_training = module.training
+    with modes_kept(module):
+        loaded = _capture(module, True, args, kwargs or {}, dynamic_shapes)
+    return _decide(loaded, profile, "torch-cuda", "a10", keep_fp32, force_fp16)
+
+
+def _capture(
+    module: torch.nn.Module,
+    training: bool,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+) -> LoadedProgram:
+    """The program of a mode; parts that are frozen in a module that trains stay frozen."""
+    if module.training is not training:
+        module.train(training)
+    varying = batch_shapes(args, kwargs) if dynamic_shapes is None else dynamic_shapes
     try:
-        module.train()
-        loaded = load_program(module, args, kwargs, dynamic_shapes=dynamic_shapes, training=True)
-        return _decide(loaded, profile, "torch-cuda", "a10", keep_fp32, force_fp16)
-    finally:
-        module.train(was_training)
+        loaded = load_program(module, args, kwargs, dynamic_shapes=varying, training=True)
+    except ModelError:
+        if dynamic_shapes is not None or varying is None:
+            raise
+        loaded = load_program(module, args, kwargs, training=True)  # calls with other sizes are refused
+    for spec in loaded.program.graph_signature.output_specs:
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            raise UsageError(f"the forward changes its input '{spec.target}'", hint="return the new value")
+    return loaded
 
 
 def _decide(
@@ -195,16 +227,3 @@ def _decide(
     costs = estimate_costs(loaded.graph, seen.shapes, load_device(device))
     options = {"profile": profile, "target": target, "device": device}
     return make_plan(loaded.graph, verdicts, costs, rules_digest=book.digest, options=options)
-
-
-def _flatten(program: ExportedProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    spec = program.call_spec.in_spec
-    flat: list[Any]
-    flat, given = pytree.tree_flatten((args, order_keywords(program, kwargs)))
-    if spec is not None and given != spec:
-        raise UsageError(
-            "the inputs are not built like the example inputs",
-            why=f"{given} instead of {spec}",
-            hint="call the prepared module with the same positional and keyword arguments",
-        )
-    return flat

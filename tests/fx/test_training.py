@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +18,15 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export warns about it
 
 POPULATION = 2.0**20
 """The loss is divided by it and the learning rate multiplied: FP32 trains as without."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The nets are small: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def net() -> nn.Module:
@@ -136,18 +149,186 @@ def test_batch_statistics_are_updated_in_place() -> None:
     assert module[1].running_mean.dtype is torch.float32
 
 
-def test_another_batch_size_needs_dynamic_shapes() -> None:
+class PerRow(nn.Module):
+    """Divides by the number of rows: captured with one batch size it would be wrong for another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        rows = self.linear(x) * scale
+        return (rows if mask is None else rows * mask).sum(0, keepdim=True) / x.shape[0]
+
+
+def test_a_smaller_last_batch_runs() -> None:
+    module, x = PerRow(), data()[0]
+    prepared = training.prepare(module, args=(x,))
+    torch.testing.assert_close(prepared(x[:7]), module(x[:7]), rtol=2e-3, atol=2e-3)
+    fixed = training.prepare(module, args=(x,), dynamic_shapes={})
+    torch.testing.assert_close(fixed(x), module(x), rtol=2e-3, atol=2e-3)
+    with pytest.raises(UsageError, match=r"'x' has shape \(7, 16\): the program was captured for \(48, 16\)"):
+        fixed(x[:7])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((torch.zeros(3, 15), torch.zeros(3, 1)), r"'x' has shape \(3, 15\)"),
+        ((torch.zeros(3, 16), torch.zeros(4, 1)), r"'mask' has shape \(4, 1\)"),
+        ((torch.zeros(1, 16), torch.zeros(1, 1)), "from 2"),
+        ((torch.zeros(3, 16).double(), torch.zeros(3, 1)), "'x' is torch.float64"),
+        ((torch.zeros(3, 16), torch.zeros(3, 1), 2.0), "'scale' is 2.0: the program was captured with 0.5"),
+        ((torch.zeros(3, 16), torch.zeros(3, 1), torch.ones(())), "'scale' is a tensor"),
+        ((torch.zeros(3, 16), None, 0.5), "'mask' is NoneType|not built like"),
+    ],
+)
+def test_what_a_program_was_not_captured_for_is_refused(args: tuple[object, ...], words: str) -> None:
+    prepared = training.prepare(PerRow(), args=(data()[0], torch.ones(48, 1), 0.5))
+    if len(args) == 2:
+        args = (*args, 0.5)
+    with pytest.raises(UsageError, match=words):
+        prepared(*args)
+
+
+def test_names_and_checkpoints_are_those_of_the_module() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    prepared = training.prepare(module, args=(torch.randn(8, 1, 4, 4),))
+    assert list(prepared.state_dict()) == list(module.state_dict())
+    assert [n for n, _ in prepared.named_parameters()] == [n for n, _ in module.named_parameters()]
+    assert [n for n, _ in prepared.named_buffers()] == [n for n, _ in module.named_buffers()]
+    changed = {k: v + 1 for k, v in module.state_dict().items()}
+    prepared.load_state_dict(changed)
+    assert all(torch.equal(v, changed[k]) for k, v in module.state_dict().items())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_are_independent(copied: Callable[[nn.Module], nn.Module]) -> None:
     x = data()[0]
-    shapes = ({0: torch.export.Dim("batch", min=2)},)
-    prepared = training.prepare(nn.Sequential(nn.Linear(16, 3)), args=(x,), dynamic_shapes=shapes)
-    assert prepared(x[:7]).shape == (7, 3)
+    prepared = training.prepare(net(), args=(x,))
+    other = copied(prepared)
+    assert torch.equal(other(x), prepared(x))
+    before = prepared(x)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(prepared(x), before)
+    assert not torch.equal(other(x), before)
+    averaged = torch.optim.swa_utils.AveragedModel(prepared)
+    averaged.update_parameters(prepared)
+    assert torch.equal(averaged(x), before)
+
+
+def test_tied_weights_get_the_gradient_of_both_uses() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding, self.out = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+            self.out.weight = self.embedding.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.out(self.embedding(ids))  # type: ignore[no-any-return]
+
+    module, ids = Tied(), torch.arange(10)
+    F.cross_entropy(module(ids), ids).backward()
+    wanted = module.out.weight.grad.clone()
+    module.zero_grad()
+    prepared = training.prepare(module, args=(ids,))
+    assert len(list(prepared.parameters())) == 1
+    F.cross_entropy(prepared(ids), ids).backward()
+    torch.testing.assert_close(module.out.weight.grad, wanted, rtol=5e-3, atol=1e-3)
+
+
+def test_frozen_parts_stay_frozen_and_can_thaw() -> None:
+    module = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).train()
+    module[0].requires_grad_(False)
+    module[1].eval()
+    x = data()[0] + 3.0
+    prepared = training.prepare(module, args=(x,))
+    assert [m.training for m in module] == [True, False, True]
+    prepared(x).sum().backward()
+    assert module[0].weight.grad is None
+    assert float(module[1].running_mean.abs().sum()) == 0.0
+    module[0].requires_grad_(True)
+    prepared(x).sum().backward()
+    assert module[0].weight.grad is not None
+
+
+def test_batch_statistics_follow_fp32() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2)).train()
+    module = copy.deepcopy(plain)
+    batches = torch.randn(5, 8, 1, 4, 4, generator=torch.Generator().manual_seed(0)) * 3 + 2
+    prepared = training.prepare(module, args=(batches[0],)).train()
+    for batch in batches:
+        plain(batch)
+        prepared(batch)
+    for wanted, got in zip(plain[1].buffers(), module[1].buffers(), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2e-3, atol=2e-3)
+    prepared.eval()
+    assert not module[1].training
+    torch.testing.assert_close(prepared(batches[0]), plain.eval()(batches[0]), rtol=5e-3, atol=5e-3)
+
+
+def test_the_scaler_skips_a_step_that_overflows() -> None:
+    x, y = data()
+    module = net()
+    prepared = training.prepare(module, args=(x,))
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    before = module[0].weight.detach().clone()
+    scaler.scale(F.cross_entropy(prepared(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(module[0].weight, before)
+    assert scaler.get_scale() == 2.0**39
+
+
+def test_training_goes_as_with_autocast() -> None:
+    """Fifty steps, two batches added up each, the last one smaller: as close to FP32 as autocast is."""
+    x, y = data()
+
+    def losses(way: str) -> list[float]:
+        module = net().train()
+        runner = training.prepare(module, args=(x,)) if way == "prepared" else module
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=way != "fp32")
+        found = []
+        for _ in range(50):
+            optimizer.zero_grad()
+            total = 0.0
+            for rows in (slice(0, 32), slice(32, 48)):
+                with torch.autocast("cpu", torch.float16, enabled=way == "autocast"):
+                    loss = F.cross_entropy(runner(x[rows]).float(), y[rows]) / 2
+                scaler.scale(loss).backward()
+                total += float(loss.detach())
+            scaler.step(optimizer)
+            scaler.update()
+            found.append(total)
+        return found
+
+    reference, ours, theirs = (torch.tensor(losses(way)) for way in ("fp32", "prepared", "autocast"))
+    assert reference[-1] < 0.3 * reference[0]
+    off = (ours - reference).abs() / reference
+    assert float(off.max()) <= max(0.02, 2 * float(((theirs - reference).abs() / reference).max()))
+
+
+class Changes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1.0)
+        return x * 2.0
 
 
 def test_bad_calls_are_explained() -> None:
     with pytest.raises(UsageError, match="example inputs"):
         training.prepare(net())
-    with pytest.raises(UsageError, match="FP16 already"):
-        training.prepare(net().half(), args=(data()[0].half(),))
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        with pytest.raises(UsageError, match=f"is {str(dtype)[6:]}: give the FP32 module"):
+            training.prepare(net().to(dtype), args=(data()[0].to(dtype),))
+    with pytest.raises(UsageError, match="changes its input"):
+        training.prepare(Changes(), args=(data()[0],))
     prepared = training.prepare(net(), args=(data()[0],))
     with pytest.raises(UsageError, match="not built like"):
         prepared(data()[0], data()[0])

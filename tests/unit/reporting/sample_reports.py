@@ -217,7 +217,9 @@ def train_audit(name: str = "encoder", *, ok: bool = True) -> TrainAuditReport:
         for i in range(14)
     )
     if not ok:
-        gradients += (GradientNote(name, "activation", 4096.0, 0.0, 0.0, ScaleRange(20, 2, 2), -38, (1,) * 51),)
+        gradients += (
+            GradientNote(name, "activation", 4096.0, 0.0, 0.0, ScaleRange(20, 2, 2), -38, (1,) * 51),
+        )
     return TrainAuditReport(
         tool_version="0.0.0",
         options={"optimizer": "Adam", "learning_rate": 0.001},
