@@ -1,8 +1,9 @@
-"""Reading files that may be hostile, and temporary folders that do not pile up when a run is killed."""
+"""Reading files that may be hostile, and writing files so that a killed run leaves nothing half done."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -10,13 +11,24 @@ import socket
 import stat
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_regular", "make_temporary", "read_regular", "read_toml", "sweep"]
+__all__ = [
+    "is_regular",
+    "make_temporary",
+    "read_regular",
+    "read_toml",
+    "replace_together",
+    "sweep",
+    "write_whole",
+]
 
 MAX_TOML = 1 << 24  # bytes
 PREFIX = ".fp16conv-"
+_JOURNAL = "replacing.json"
+_PREVIOUS = "previous"
 _OURS = re.compile(r"\.?fp16conv-(\w{1,16})-(\d{1,10})-(\d{1,20})-\w+")
 
 
@@ -87,21 +99,100 @@ def make_temporary(parent: str | os.PathLike[str] | None = None) -> Path:
     place = Path(tempfile.gettempdir() if parent is None else parent)
     sweep(place)
     prefix = PREFIX if parent is not None else PREFIX[1:]
-    return Path(
-        tempfile.mkdtemp(prefix=f"{prefix}{_host()}-{os.getpid()}-{_started(os.getpid())}-", dir=place)
-    )
+    return Path(tempfile.mkdtemp(prefix=prefix + _owner(), dir=place))
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that appears complete or not at all; what killed runs left in the same place goes.
+
+    Raises:
+        OSError: it cannot be written; an earlier file stays as it was.
+    """
+    target = Path(path).absolute()
+    if target.exists() and not target.is_file():  # a rename would replace /dev/null itself
+        raise OSError(22, "it is no regular file", os.fspath(path))
+    sweep(target.parent)
+    temporary = target.parent / f"{PREFIX}{_owner()}{os.urandom(6).hex()}"
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_together(staging: Path, names: Sequence[str], folder: Path) -> None:
+    """Give staged files their names in the folder, all or none; what they replace is lost once all have them.
+
+    A file that refers to others comes first: at no moment does it lie there beside others than its own. A
+    run that is killed in between is undone by whoever sweeps the folder next.
+
+    Args:
+        staging: a folder of `make_temporary(folder)` that holds the files.
+        names: of the files, here and there.
+        folder: where they go.
+
+    Raises:
+        OSError: one could not be renamed; the folder is as it was.
+    """
+    if len(names) > 1:
+        (staging / _PREVIOUS).mkdir()
+        files = {name: (staging / name).stat().st_ino for name in names}
+        write_whole(staging / _JOURNAL, json.dumps(files).encode())
+    try:
+        for name in names if len(names) > 1 else ():
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(folder / name, staging / _PREVIOUS / name)
+        for name in reversed(names):
+            os.replace(staging / name, folder / name)
+    except BaseException:
+        _undo(staging, folder)
+        raise
+
+
+def _undo(staging: Path, folder: Path) -> None:
+    """Put back what `replace_together` took away, unless it was done."""
+    try:
+        files = json.loads((staging / _JOURNAL).read_bytes())
+    except (OSError, ValueError):
+        return
+    if not (staging / next(iter(files))).exists():  # the first gets its name last
+        return
+    for name, number in files.items():
+        with contextlib.suppress(OSError):
+            if (folder / name).lstat().st_ino == number:
+                os.replace(folder / name, staging / name)
+    for name in reversed(files):
+        with contextlib.suppress(OSError):
+            if not os.path.lexists(folder / name):
+                os.replace(staging / _PREVIOUS / name, folder / name)
 
 
 def sweep(place: Path) -> None:
-    """Remove what killed runs left: folders ours by name and user, of this host, whose process is gone."""
+    """Remove what killed runs left: ours by name and user, of this host, whose process is gone.
+
+    A replacement of several files that was cut off is undone first.
+    """
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             owner = _OURS.fullmatch(entry.name)
-            if owner is None or owner[1] != _host() or not entry.is_dir(follow_symlinks=False):
+            if owner is None or owner[1] != _host() or entry.is_symlink():
                 continue
             is_mine = not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid()
-            if is_mine and not _is_running(int(owner[2]), owner[3]):
+            if not is_mine or _is_running(int(owner[2]), owner[3]):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                _undo(Path(entry.path), place)
                 shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+
+
+def _owner() -> str:
+    """The part of a temporary name that says which process made it."""
+    return f"{_host()}-{os.getpid()}-{_started(os.getpid())}-"
 
 
 def _host() -> str:

@@ -9,13 +9,13 @@ import mmap
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import fp16conv
 from fp16conv.batch.jobs import Job, Outcome
+from fp16conv.files import write_whole
 
 __all__ = ["Cache", "digest_job"]
 
@@ -137,14 +137,4 @@ def write_files(files: Iterable[tuple[Path, str]]) -> None:
         OSError: a file cannot be written.
     """
     for path, text in files:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".audit.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n", errors="backslashreplace") as file:
-                file.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, text.encode("utf-8", "backslashreplace"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +13,7 @@ from fp16conv.cli.options import refuse_overwrite
 from fp16conv.cli.params import Choice
 from fp16conv.cli.terminal import print_report
 from fp16conv.errors import UsageError
+from fp16conv.files import write_whole
 
 if TYPE_CHECKING:
     from fp16conv.reporting.report import Report
@@ -142,17 +141,7 @@ def _form_of(file: str) -> str:
 
 def _write(path: str, text: str) -> None:
     """The file appears complete or not at all."""
-    target = Path(path)
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.absolute().parent, prefix=".report.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n", errors="backslashreplace") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
+        write_whole(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise UsageError("the report cannot be written", where=path, why=str(error)) from error

@@ -20,7 +20,7 @@ from fp16conv.conversion.passes.convert_sparse import sparse_halves
 from fp16conv.conversion.tensors import is_external
 from fp16conv.conversion.workspace import iterate_graphs
 from fp16conv.errors import ConversionError, UsageError
-from fp16conv.files import make_temporary
+from fp16conv.files import make_temporary, replace_together
 from fp16conv.frontends.onnx import LoadedModel, external_files
 
 __all__ = ["check_target", "save", "serialize"]
@@ -80,7 +80,12 @@ def save(
         if check is not None:
             check(staged)
         loaded.require_unchanged()
-        return _commit([staged, data] if data.exists() else [staged], folder)
+        names = [staged.name, data.name] if data.exists() else [staged.name]
+        try:
+            replace_together(staging, names, folder)
+        except OSError as e:
+            raise ConversionError("could not be written", where=str(target), why=e.strerror or str(e)) from e
+        return tuple(folder / name for name in names)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -135,29 +140,6 @@ def _is_same(first: Path, second: Path) -> bool:
         return first.samefile(second)
     except OSError:
         return first.resolve() == second.resolve()
-
-
-def _commit(staged: list[Path], folder: Path) -> tuple[Path, ...]:
-    """Rename the files into place, so that at no moment a model lies there with weights that are not its own.
-
-    A model that is replaced together with its weights steps aside first: whoever is killed in between leaves
-    no model, not a wrong one.
-    """
-    final = [folder / file.name for file in staged]
-    created = [file for file in final if not os.path.lexists(file)]
-    previous = staged[0].parent / "previous"
-    try:
-        if len(final) > 1 and final[0] not in created:
-            os.replace(final[0], previous)
-        for source, destination in reversed(list(zip(staged, final, strict=True))):
-            os.replace(source, destination)
-    except OSError as e:
-        for file in created:
-            file.unlink(missing_ok=True)
-        if previous.exists() and not final[0].exists() and final[1].exists():
-            os.replace(previous, final[0])
-        raise ConversionError("could not be written", where=str(final[0]), why=e.strerror or str(e)) from e
-    return tuple(final)
 
 
 def _write(model: ir.Model, path: Path, data: Path, loaded: LoadedModel) -> None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from fp16conv.errors import PlanError
-from fp16conv.files import read_regular
+from fp16conv.files import read_regular, write_whole
 from fp16conv.graph import DataType, ModelGraph, Use
 from fp16conv.planning.casts import replan_casts
 from fp16conv.planning.plan import Cast, Decision, PrecisionPlan
@@ -68,24 +66,14 @@ def save_plan(plan: PrecisionPlan, path: str | Path) -> None:
     Raises:
         PlanError: the file cannot be written.
     """
-    target, temporary = Path(path), ""
+    target = Path(path)
     try:
         data = dump_plan(plan).encode("utf-8")
     except UnicodeEncodeError as error:
         raise PlanError("a name in the plan is not valid Unicode", where=str(target)) from error
-    if target.exists() and not target.is_file():  # a rename would replace /dev/null itself
-        raise PlanError("cannot write the plan", where=str(target), why="it is no regular file")
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
+        write_whole(target, data)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise PlanError("cannot write the plan", where=str(target), why=str(error)) from error
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fp16conv.evidence.sensitivity import Site
+from fp16conv.files import write_whole
 from fp16conv.graph import DataType
 from fp16conv.validation.probe import NONFINITE, Measurement, ProbeBase
 
@@ -75,10 +74,7 @@ class Journal:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({k: asdict(r) for k, r in self._readings.items()})
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".tune-")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(name, self.path)
+        write_whole(self.path, text.encode())
 
 
 class Meter:

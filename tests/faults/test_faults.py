@@ -20,10 +20,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import fp16conv
+from fp16conv import files
 from fp16conv.cli import run
-from fp16conv.conversion import save as save_module
 from fp16conv.errors import ConversionError, ModelError
-from fp16conv.files import make_temporary, sweep
+from fp16conv.files import make_temporary, sweep, write_whole
 
 STAGES = ("loading", "observing ranges", "planning", "converting", "verifying", "comparing with FP32")
 UNVALIDATED = ("loading", "planning", "converting", "verifying")
@@ -287,30 +287,112 @@ def test_a_model_file_that_vanishes_was_read_already(place: Place, stage: str) -
 # ---- the output's name ----
 
 
-def test_killed_between_two_renames_leaves_no_wrong_pair(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The model of a pair must never lie beside weights of another run."""
-    place.convert(validate=False)
-    replace, steps = os.replace, []
+def _die_in_commit(place: Place, cut: int) -> bool:
+    """Convert in a child that is killed when it renames for the n-th time; whether it was."""
+    child = os.fork()
+    if child == 0:
+        try:
+            real, steps = os.replace, []
 
-    for cut in range(4):
+            def dying(source: object, target: object) -> None:
+                if len(steps) == cut:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                steps.append(target)
+                real(source, target)  # type: ignore[arg-type]
 
-        def dying(source: object, target: object, cut: int = cut) -> None:
-            if len(steps) == cut:
-                raise KeyboardInterrupt
-            steps.append(target)
-            replace(source, target)  # type: ignore[arg-type]
-
-        steps.clear()
-        monkeypatch.setattr(save_module.os, "replace", dying)
-        with contextlib.suppress(KeyboardInterrupt):
+            files.os.replace = dying  # type: ignore[attr-defined]
             place.convert(validate=False)
-        monkeypatch.setattr(save_module.os, "replace", replace)
-        if not place.output.exists():
-            place.output.with_suffix(".data").unlink()  # nobody's: the next run asks for it to be removed
-        else:
-            onnx.checker.check_model(place.output)
-            weight = onnx.load(place.output).graph.initializer[0]
-            assert np.isfinite(numpy_helper.to_array(weight)).all()
-            assert np.abs(numpy_helper.to_array(weight)).max() < 10
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "replaced"])
+def test_killed_between_renames_as_if_it_had_not_run(place: Place, is_new: bool) -> None:
+    """A model never lies beside weights of another run, and the next run finds what was there before."""
+    if not is_new:
+        place.convert(validate=False, keep_fp32=["type:Relu"])
+    before = {p.name: p.read_bytes() for p in place.output.parent.iterdir()}
+    kills = 0
+    while _die_in_commit(place, kills):
+        kills += 1
+        if place.output.exists():
+            assert place.output.read_bytes() == before["half.onnx"]
+            assert place.output.with_suffix(".data").read_bytes() == before["half.data"]
+        sweep(place.output.parent)
+        assert {p.name: p.read_bytes() for p in place.output.parent.iterdir()} == before
+        assert kills < 9
+    assert kills == 5  # the journal, the pair that steps aside, the pair
+    place.check_complete()
+    assert place.left() == ["half.data", "half.onnx"]
+
+
+def test_a_name_that_was_taken_meanwhile_stays(place: Place) -> None:
+    assert _die_in_commit(place, 4)  # the weights have their name, the model has not
+    place.output.write_bytes(b"somebody's")
+    sweep(place.output.parent)
+    assert {p.name: p.read_bytes() for p in place.output.parent.iterdir()} == {"half.onnx": b"somebody's"}
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()], ids=["io", "interrupt"]
+)
+@pytest.mark.parametrize("cut", range(5))
+def test_a_failed_rename_changes_nothing(
+    place: Place, cut: int, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.convert(validate=False)
+    before = {p.name: p.read_bytes() for p in place.output.parent.iterdir()}
+    real, steps = os.replace, []
+
+    def failing(source: object, target: object) -> None:
+        steps.append(target)
+        if len(steps) == cut + 1:
+            raise error
+        real(source, target)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(files.os, "replace", failing)
+    with pytest.raises((ConversionError, KeyboardInterrupt)):
+        place.convert(validate=False, keep_fp32=["type:Relu"])
+    assert {p.name: p.read_bytes() for p in place.output.parent.iterdir()} == before
+
+
+# ---- plans, reports and other small files ----
+
+
+def _write_and_die(path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            files.os.replace = lambda source, target: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined,assignment]
+            write_whole(path, b"new")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_a_killed_write_leaves_nothing_once_the_next_one_ran(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_whole(path, b"old")
+    _write_and_die(path)
+    assert (path.read_bytes(), len(list(tmp_path.iterdir()))) == (b"old", 2)
+    write_whole(tmp_path / "other.json", b"")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other.json", "plan.json"]
+
+
+def test_writes_are_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    write_whole(path, b"old")
+    mask = os.umask(0o077)
+    try:
+        write_whole(tmp_path / "mine", b"x")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "mine").unlink()
+    monkeypatch.setattr(files.os, "replace", lambda *names: throw(KeyboardInterrupt())())
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, b"new")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"report.html": b"old"}
+    with pytest.raises(OSError, match="no regular file"):
+        write_whole("/dev/null", b"x")
