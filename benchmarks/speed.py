@@ -261,8 +261,8 @@ def write_table(results: Mapping[str, object], path: Path) -> None:
         "  lists. onnxruntime's converter leaves its casts at the end: only the sorted result is valid ONNX.",
         "* A converter that takes longer than 20 s is run once.",
         "* The imports that `analyze` is compared with are what it cannot do without: numpy, onnx, onnx_ir,",
-        "  click, and onnxruntime, which it loads in a process of its own. networkx is loaded only for a",
-        "  minimum cut that the linear reductions leave open, sympy (which onnx_ir imports) not at all.",
+        "  click, and onnxruntime, which it loads in a process of its own. networkx is loaded only where the",
+        "  minimum cut of a plan is large, sympy (which onnx_ir imports) not at all.",
         "",
     ]
     path.write_text("\n".join(lines), encoding="utf-8")

@@ -1,7 +1,8 @@
 """Exact minimum s-t cut with integer capacities, fast on the sparse graphs that plans give.
 
 Reductions that provably keep the answer come first (they decide nearly everything in linear time);
-what is left is solved component by component with networkx's Boykov-Kolmogorov.
+what is left is solved component by component: small ones by augmenting paths, large ones by networkx's
+Boykov-Kolmogorov.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["minimum_cut"]
 
-_SOURCE, _SINK = "s", "t"
+_Room = dict[int, dict[int, int]]  # capacity left from vertex to vertex
+
+_SOURCE, _SINK = -1, -2
+_SMALL = (
+    400  # vertices (real models leave 3 to 80); larger, networkx is faster though it must be loaded first
+)
 _MERGE_DEGREE = 8  # merging looks only at vertices with few arcs: keeps the whole linear
 
 
@@ -166,26 +172,57 @@ class _Network:
             for v in component:
                 self.side[v] = v in inside
 
-    def _solve_component(self, component: list[int]) -> set[int | str]:
-        # Here: few models leave anything to solve, and it takes longer to load than the rest of planning.
-        import networkx as nx
-        from networkx.algorithms.flow import boykov_kolmogorov
-
-        graph: nx.DiGraph[int | str] = nx.DiGraph()
-        graph.add_nodes_from((_SOURCE, _SINK))
+    def _solve_component(self, component: list[int]) -> set[int]:
+        room: _Room = {v: dict(self.out[v]) for v in component}
         for v in component:
-            if self.source[v]:
-                graph.add_edge(_SOURCE, v, capacity=self.source[v])
             if self.sink[v]:
-                graph.add_edge(v, _SINK, capacity=self.sink[v])
-            for w, capacity in self.out[v].items():
-                graph.add_edge(v, w, capacity=capacity)
-        residual = boykov_kolmogorov(graph, _SOURCE, _SINK)
-        reached: set[int | str] = {_SOURCE}
-        queue: deque[int | str] = deque(reached)
-        while queue:  # what the source still reaches is the smallest source side
-            for w, arc in residual[queue.popleft()].items():
-                if w not in reached and arc["flow"] < arc["capacity"]:
-                    reached.add(w)
-                    queue.append(w)
-        return reached
+                room[v][_SINK] = self.sink[v]
+        room[_SOURCE] = {v: self.source[v] for v in component if self.source[v]}
+        room[_SINK] = {}
+        if len(component) > _SMALL:
+            room = _saturate_large(room)
+        else:
+            _saturate(room)
+        return set(_reach(room))  # what the source still reaches is the smallest source side
+
+
+def _saturate(room: _Room) -> None:
+    """Push flow along shortest paths while there is one (Edmonds and Karp, 1972).
+
+    Args:
+        room: capacity by vertex and next vertex; becomes what is left of it, against the flow too.
+    """
+    while _SINK in (came := _reach(room)):
+        path, v = [], _SINK
+        while v != _SOURCE:
+            path.append((came[v], v))
+            v = came[v]
+        flow = min(room[u][v] for u, v in path)
+        for u, v in path:
+            room[u][v] -= flow
+            room[v][u] = room[v].get(u, 0) + flow
+
+
+def _saturate_large(room: _Room) -> _Room:
+    """The same by networkx: linear in practice, but loading it takes longer than planning most models."""
+    import networkx as nx
+    from networkx.algorithms.flow import boykov_kolmogorov
+
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from((_SOURCE, _SINK))
+    graph.add_edges_from((u, v, {"capacity": room[u][v]}) for u in room for v in room[u])
+    residual = boykov_kolmogorov(graph, _SOURCE, _SINK)
+    return {u: {v: arc["capacity"] - arc["flow"] for v, arc in residual[u].items()} for u in residual}
+
+
+def _reach(room: _Room) -> dict[int, int]:
+    """What the source reaches where there is room, breadth first, each with where it was reached from."""
+    came: dict[int, int] = {_SOURCE: _SOURCE}
+    queue: deque[int] = deque(came)
+    while queue:
+        u = queue.popleft()
+        for v, left in room[u].items():
+            if left and v not in came:
+                came[v] = u
+                queue.append(v)
+    return came

@@ -94,13 +94,20 @@ def _modules_after(args: list[str]) -> set[str]:
     return set(done.stdout.rsplit("LOADED", 1)[1].split())
 
 
-def test_an_analysis_loads_no_library_that_it_does_not_use(tmp_path: Path) -> None:
-    rows = ["batch", 4]  # onnx_ir has symbolic dimensions computed by sympy, but we only read their names
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in "xy")
+@pytest.fixture(params=["a Softmax", "digits_cnn.onnx"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Symbolic dimensions, which onnx_ir computes with by sympy, and a plan that leaves a cut to solve."""
+    if request.param.endswith(".onnx"):
+        return Path(__file__).parents[2] / "samples" / request.param
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", [x], [y])
     path = tmp_path / "model.onnx"
     path.write_bytes(helper.make_model(graph).SerializeToString())
-    loaded = _modules_after(["analyze", str(path), "--format", "json"])
+    return path
+
+
+def test_an_analysis_loads_no_library_that_it_does_not_use(model: Path) -> None:
+    loaded = _modules_after(["analyze", str(model), "--format", "json"])
     assert {"onnx_ir", "numpy", "fp16conv.api"} <= loaded
     unused = {"sympy.core", "mpmath", "networkx", "onnxruntime", "rich", "torch", "xml"}
     ours = {"conversion.onnx", "job", "tuner", "tuning", "auditor", "inspection", "reporting.html"}

@@ -41,12 +41,35 @@ def test_smallest_minimum_cut(seed: int) -> None:
     assert flow.minimum_cut(source, sink, arcs) == enumerate_cut(source, sink, arcs)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_networkx_part_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[0, 10**9], ids=["networkx", "augmenting paths"])
+def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reductions decide nearly all small networks: switch them off to test what lies behind."""
     monkeypatch.setattr(flow._Network, "_reduce", lambda self: None)
+    monkeypatch.setattr(flow, "_SMALL", request.param)
+
+
+@pytest.mark.usefixtures("part")
+@pytest.mark.parametrize("seed", range(60))
+def test_what_lies_behind_the_reductions(seed: int) -> None:
     source, sink, arcs = random_network(seed)
     assert flow.minimum_cut(source, sink, arcs) == enumerate_cut(source, sink, arcs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_parts_agree_where_paths_are_long(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    n = 120
+    source, sink = ([rng.choice([0, 0, rng.randint(1, 10**6)]) for _ in range(n)] for _ in range(2))
+    arcs = [(v, w, rng.randint(1, 10**6)) for v in range(n - 1) for w in (v + 1, rng.randrange(n))]
+    arcs += [(v + 1, v, rng.randint(1, 10**6)) for v in range(n - 1)]
+    reduced = flow.minimum_cut(source, sink, arcs)
+    monkeypatch.setattr(flow._Network, "_reduce", lambda self: None)
+    sides = []
+    for small in (0, 10**9):
+        monkeypatch.setattr(flow, "_SMALL", small)
+        sides.append(flow.minimum_cut(source, sink, arcs))
+    assert sides == [reduced, reduced]
+    assert 0 < sum(reduced) < n
 
 
 def test_order_of_arcs_does_not_matter() -> None:
