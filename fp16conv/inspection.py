@@ -203,7 +203,13 @@ def _same(decision: Decision, others: Sequence[Decision] | None) -> bool:
     return any(o.symbol == decision.symbol and o.dtype is decision.dtype for o in others or ())
 
 
-def diff_graphs(first: str, one: ModelGraph, second: str, two: ModelGraph) -> DiffReport:
+def diff_graphs(
+    first: str,
+    one: ModelGraph,
+    second: str,
+    two: ModelGraph,
+    outputs: tuple[Mapping[int, str], Mapping[int, str]] = ({}, {}),
+) -> DiffReport:
     """What changed in precision and casts between two models; see `diff`.
 
     Args:
@@ -211,6 +217,7 @@ def diff_graphs(first: str, one: ModelGraph, second: str, two: ModelGraph) -> Di
         one: its graph.
         second: name of the second model.
         two: its graph.
+        outputs: per model, names of outputs by position, where they are not those of the values.
     """
     before, after = _operators(one), _operators(two)
     changes = []
@@ -235,7 +242,7 @@ def diff_graphs(first: str, one: ModelGraph, second: str, two: ModelGraph) -> Di
         casts=(len(casts[0]), len(casts[1])),
         casts_added=tuple(sorted(casts[1] - casts[0])),
         casts_removed=tuple(sorted(casts[0] - casts[1])),
-        notes=tuple(_model_notes(one, two)),
+        notes=tuple(_model_notes(one, two, outputs)),
     )
 
 
@@ -258,12 +265,17 @@ def _casts(graph: ModelGraph) -> set[str]:
     return found
 
 
-def _model_notes(one: ModelGraph, two: ModelGraph) -> Iterator[str]:
+def _model_notes(
+    one: ModelGraph, two: ModelGraph, outputs: tuple[Mapping[int, str], Mapping[int, str]]
+) -> Iterator[str]:
     sizes = [sum(graph.constants[v].nbytes for v in graph.constants) for graph in (one, two)]
     if sizes[0] != sizes[1]:
         yield f"bytes of weights: {sizes[0]} -> {sizes[1]}"
-    for name, ports in (("input", "inputs"), ("output", "outputs")):
-        before, after = _ports(one, ports), _ports(two, ports)
+    inputs = (_ports(graph, graph.main.inputs, {}) for graph in (one, two))
+    results = (
+        _ports(graph, graph.main.outputs, names) for graph, names in zip((one, two), outputs, strict=True)
+    )
+    for name, (before, after) in (("input", inputs), ("output", results)):
         for port in [*before, *(p for p in after if p not in before)]:
             if before.get(port) != after.get(port):
                 yield f"{name} {port}: {before.get(port, 'absent')} -> {after.get(port, 'absent')}"
@@ -272,6 +284,6 @@ def _model_notes(one: ModelGraph, two: ModelGraph) -> Iterator[str]:
             yield f"opset of {domain or 'ai.onnx'}: {one.opsets.get(domain)} -> {two.opsets.get(domain)}"
 
 
-def _ports(graph: ModelGraph, which: str) -> dict[str, str]:
-    ids = graph.main.inputs if which == "inputs" else graph.main.outputs
-    return {graph.values[i].name: graph.values[i].dtype.value for i in ids if i is not None}
+def _ports(graph: ModelGraph, ids: Sequence[int | None], names: Mapping[int, str]) -> dict[str, str]:
+    values = ((names.get(at), graph.values[i]) for at, i in enumerate(ids) if i is not None)
+    return {name or value.name: value.dtype.value for name, value in values}

@@ -132,6 +132,14 @@ def _remarks(study: StudyBase, plan: PrecisionPlan, half: HalfOutcome | None = N
         text = f"the casts are predicted to cost more than FP16 saves on this device ({speedup:.2f}x)"
         hint = "measure it on the device, or let `fp16conv tune` look for a faster plan"
         yield Finding(Severity.NOTE, "no-speedup", source, text, hint)
+    written = [
+        variable.symbol.removeprefix("input:")
+        for variable in study.graph.typevars
+        if variable.op is None and variable.symbol.startswith("input:") and not variable.admits_fp16
+    ]
+    if written:
+        text = f"{', '.join(written)}: the program writes to it, so it stays FP32, cast where FP16 reads it"
+        yield Finding(Severity.NOTE, "state-stays-fp32", source, text)
     halves = any(value.dtype is DataType.FLOAT16 for value in study.graph.values)
     if halves and not plan.predicted.get("macs_fp16") and DataType.FLOAT16 not in plan.dtypes.values():
         text = "it holds FP16 already, and nothing else in it would gain"

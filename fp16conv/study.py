@@ -410,7 +410,8 @@ def describe_evidence(feeds: FeedSource, options: Options, batches: int) -> Evid
         batches: how many of them were run.
     """
     synthetic = feeds.origin == "synthetic"
-    return Evidence(synthetic, batches, options.data, options.seed if synthetic else None, feeds.describe())
+    seed = options.seed if synthetic and not feeds.is_example else None
+    return Evidence(synthetic, batches, options.data, seed, feeds.describe())
 
 
 def open_feeds(loaded: LoadedModel, options: Options, runtime: Runtime | None = None) -> FeedSource:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fp16conv.errors import UsageError
+from fp16conv.frontends.sources import is_torch_source
 
 __all__ = ["ENDINGS", "find_models"]
 
@@ -46,7 +47,10 @@ def _expand(path: str) -> Iterator[str]:
     if os.path.isdir(path):
         yield from _walk(path)
     elif not os.path.lexists(path):
-        raise UsageError("no such file or folder", where=path)
+        hint = (
+            "save the program as .pt2 with torch.export.save" if is_torch_source(path) else "check the path"
+        )
+        raise UsageError("no such file or folder", where=path, hint=hint)
     elif path.endswith(".txt"):
         yield from _read_list(Path(path))
     else:

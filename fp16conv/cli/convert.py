@@ -35,7 +35,8 @@ _HELP = """Convert MODEL: decide, insert the casts, verify, compare with FP32, s
 
 The output passes the checker, strict type inference, a load in ONNX Runtime and a comparison under
 honest FP16 before it gets its name. If it misses the tolerance, the operators that add most of the error
-go back to FP32; if that does not help, nothing is written and the exit code is 1.
+go back to FP32; if that does not help, nothing is written and the exit code is 1. A PyTorch program
+becomes a .pt2 file in the same way: its types are checked, and PyTorch's own half kernels run it.
 
 \b
 Examples:
@@ -43,6 +44,7 @@ Examples:
   fp16conv convert model.onnx -o out.onnx --keep-fp32 '/decoder/*' --tolerance 0.005
   fp16conv convert model.onnx -o out.onnx --plan plan.json
   fp16conv convert digits.onnx -o out.onnx --data digits.npz --labels labels
+  fp16conv convert mynets.vit:build -o vit.fp16.pt2 --data batches/
 
 \b
 Known limitations: without CUDA the FP16 run is emulated (every FP16 tensor
@@ -53,7 +55,13 @@ are synthetic.
 
 @click.command("convert", help=_HELP)
 @click.argument("model")
-@click.option("-o", "--output", required=True, metavar="OUT.onnx", help="Where to write; never the input.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="OUT.onnx|OUT.pt2",
+    help="Where to write; never the input.",
+)
 @click.option("--plan", metavar="PLAN.json", help="Apply this plan instead of making one.")
 @input_flags
 @decision_flags

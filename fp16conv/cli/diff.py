@@ -11,12 +11,13 @@ from fp16conv.cli.terminal import print_report
 __all__ = ["command"]
 
 
-_HELP = """Compare two plans (.json) or two models (.onnx): what changed in precision and casts.
+_HELP = """Compare two plans (.json) or two models (ONNX or PyTorch): what changed in precision and casts.
 
 \b
 Examples:
   fp16conv diff plan.json edited.json
   fp16conv diff model.onnx model.fp16.onnx
+  fp16conv diff mynets.vit:build vit.fp16.pt2
   fp16conv diff --exit-code released.fp16.onnx model.fp16.onnx
 
 Operators are matched by name. Known limitation: an operator without a name that moved counts as changed.

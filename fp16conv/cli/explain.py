@@ -20,6 +20,7 @@ their sources, and what the plan would be under other options.
 Examples:
   fp16conv explain model.onnx /encoder/layer.0/Softmax --data batches/
   fp16conv explain model.onnx node_softmax --format json
+  fp16conv explain mynets.vit:build blocks.0.norm/layer_norm
 
 Known limitation: ranges and errors are those of the given inputs, on the first batch.
 """

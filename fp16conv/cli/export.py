@@ -35,8 +35,9 @@ Examples:
   fp16conv convert vit.onnx -o vit.fp16.onnx --data batches/
 
 \b
-Known limitations: needs the extra (pip install 'fp16conv[torch]'); models
-whose weights take more than 2 GB are not exported.
+Weights of more than 2 GB go to OUT.data beside the model.
+
+Known limitation: needs the extra (pip install 'fp16conv[torch]').
 """
 
 

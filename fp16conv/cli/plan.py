@@ -18,6 +18,7 @@ from fp16conv.cli.options import (
     refuse_overwrite,
 )
 from fp16conv.cli.terminal import print_report, print_text, show_progress
+from fp16conv.frontends.sources import is_torch_source
 
 __all__ = ["command"]
 
@@ -70,7 +71,7 @@ def command(env: Environment, /, model: str, output: str | None, form: str, **fl
         prediction=read_prediction(plan, load_device(flags["device"])),
         next_command=rebuild_command(
             "convert",
-            [model, "-o", "OUT.onnx", "--plan", output],
+            [model, "-o", "OUT.pt2" if is_torch_source(model) else "OUT.onnx", "--plan", output],
             {key: flags[key] for key in ("data", "shape", "input_range", "seed")},
         ),
     )

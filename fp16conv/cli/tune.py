@@ -34,10 +34,12 @@ the exit code is 1.
 Examples:
   fp16conv tune model.onnx -o model.fp16.onnx --data batches/ --tolerance 0.003
   fp16conv tune model.onnx --data batches/ --tolerance 0.01 --format json
+  fp16conv tune mynets.vit:build -o vit.fp16.pt2 --data batches/ --tolerance 0.003
 
 \b
 Known limitations: FP16 is emulated (every FP16 tensor is rounded; sums
-inside one operator stay FP32) and time is predicted, not measured.
+inside one operator stay FP32; plans of PyTorch programs run on its half
+kernels instead) and time is predicted, not measured.
 Made-up inputs (no --data) relax no rule.
 """
 
@@ -48,7 +50,7 @@ class _Seconds(Tolerance):
 
 @click.command("tune", help=_HELP)
 @click.argument("model")
-@click.option("-o", "--output", metavar="OUT.onnx", help="Where to write; without it only a report.")
+@click.option("-o", "--output", metavar="OUT.onnx|OUT.pt2", help="Where to write; without it only a report.")
 @click.option("--tolerance", required=True, type=Tolerance(), help="Largest relative L2 error of an output.")
 @click.option(
     "--atol",

@@ -25,6 +25,7 @@ Examples:
   fp16conv validate model.onnx model.fp16.onnx --data test.npz --labels labels
   fp16conv validate model.onnx model.fp16.onnx --data batches/ --per-op
   fp16conv validate model.onnx model.fp16.onnx --provider cuda --rtol 0.005
+  fp16conv validate mynets.vit:build vit.fp16.pt2 --data test.npz
 
 \b
 Known limitations: without CUDA the FP16 run is emulated: every FP16 tensor is
@@ -37,7 +38,7 @@ rounded, sums inside one operator stay FP32. Synthetic inputs prove little.
 @click.argument("candidate")
 @input_flags
 @tolerance_flags
-@click.option("--per-op", is_flag=True, help="Rank the operators by the error that they cause.")
+@click.option("--per-op", is_flag=True, help="Rank the operators by the error that they cause (ONNX).")
 @report_flags
 @level_flags
 @click.pass_obj

@@ -40,12 +40,14 @@ class FeedSource:
     Args:
         origin: `real` for the user's data, `synthetic` for made-up inputs.
         description: one line for reports.
+        is_example: made by the model's author, not by us.
     """
 
     origin: Literal["real", "synthetic"]
     description: str
     _makers: tuple[Callable[[], Batch], ...] = field(repr=False)
     _label_readers: tuple[Callable[[], Any], ...] = field(default=(), repr=False)
+    is_example: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
         for make in self._makers:

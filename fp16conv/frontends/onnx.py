@@ -25,6 +25,7 @@ from fp16conv.frontends.headers import weights_left_out
 from fp16conv.frontends.inference import TypeTable, infer_types, opset_of
 from fp16conv.frontends.integrity import check_integrity
 from fp16conv.frontends.schemas import ONNX_DOMAINS
+from fp16conv.frontends.sources import hint_at_source
 from fp16conv.frontends.specialization import specialize
 from fp16conv.frontends.typevars import add_typevars
 from fp16conv.graph import (
@@ -130,13 +131,16 @@ def read_proto(path: Path) -> onnx.ModelProto:
     try:
         content = read_regular(path, MAX_FILE)
     except FileNotFoundError:
-        raise ModelError("no such file", where=where, hint="check the path") from None
+        raise ModelError(
+            "no such file", where=where, hint=hint_at_source(where) or "check the path"
+        ) from None
     except IsADirectoryError:
         raise ModelError("is a folder, not an .onnx file", where=where, hint="name the .onnx file") from None
     except OSError as e:
         raise ModelError("cannot be read", where=where, why=str(e.strerror or e)) from None
     proto = onnx.ModelProto()
-    hint = "export it again, or check that the file was downloaded completely (git-lfs pointers are text)"
+    hint = hint_at_source(where)
+    hint = hint or "export it again, or check that it was downloaded completely (git-lfs pointers are text)"
     try:
         proto.ParseFromString(content)
     except DecodeError as e:

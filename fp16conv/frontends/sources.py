@@ -9,7 +9,7 @@ from typing import Final
 
 from fp16conv.errors import UsageError
 
-__all__ = ["FACTORY", "TORCH_SUFFIXES", "are_torch_sources", "is_torch_source"]
+__all__ = ["FACTORY", "TORCH_SUFFIXES", "are_torch_sources", "hint_at_source", "is_torch_source"]
 
 TORCH_SUFFIXES: Final = frozenset({".pt2", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors"})
 """Files that people have of PyTorch models. Only .pt2 holds a graph; the others are refused with a hint."""
@@ -17,6 +17,8 @@ TORCH_SUFFIXES: Final = frozenset({".pt2", ".pt", ".pth", ".ckpt", ".bin", ".pkl
 FACTORY: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
+_PYTHON_FILE: Final = re.compile(r"(?P<module>[A-Za-z_]\w*)\.py(:(?P<factory>[A-Za-z_][\w.]*))?$")
+_MODULE: Final = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(?P<factory>)")
 _KINDS: Final = frozenset(
     {
         "torch.nn.modules.module.Module",
@@ -43,6 +45,24 @@ def is_torch_source(model: object) -> bool:
         return FACTORY.fullmatch(text) is not None and not os.path.exists(text)
     kinds = {f"{c.__module__}.{c.__qualname__}" for c in type(model).__mro__}
     return bool(kinds & _KINDS)
+
+
+def hint_at_source(path: str) -> str:
+    """What to type for a path that may stand for PyTorch code; "" for any other.
+
+    Example:
+        >>> hint_at_source("src/mynets.py:build")
+        'name PyTorch code as package.module:factory, importable from here: mynets:build'
+        >>> hint_at_source("mynets.vit")
+        'name PyTorch code as package.module:factory, importable from here: mynets.vit:build'
+        >>> hint_at_source("model.onnx"), hint_at_source("models/net")
+        ('', '')
+    """
+    name = _PYTHON_FILE.search(path) or _MODULE.fullmatch(path)
+    if name is None or path.endswith(".onnx"):
+        return ""
+    factory = f"{name['module']}:{name['factory'] or 'build'}"
+    return f"name PyTorch code as package.module:factory, importable from here: {factory}"
 
 
 def are_torch_sources(first: object, second: object) -> bool:

@@ -4,7 +4,7 @@ Needs torch (`pip install 'fp16conv[torch]'`). The functions of `fp16conv.api` c
 PyTorch sources; `convert_module` is the way for models in memory.
 """
 
-from fp16conv.fx.study import ProgramStudy, load, open_feeds
+from fp16conv.fx.study import ProgramStudy, load, open_feeds, start_study
 from fp16conv.fx.verbs import (
     Conversion,
     analyze,
@@ -30,6 +30,7 @@ __all__ = [
     "load",
     "open_feeds",
     "plan",
+    "start_study",
     "tune",
     "validate",
 ]

@@ -135,7 +135,8 @@ def open_feeds(loaded: LoadedProgram, options: Options) -> FeedSource:
     if options.data:
         return load_feeds([Path(p) for p in options.data], loaded.graph, labels=options.labels)
     if loaded.example is not None and not options.shapes and not options.input_ranges:
-        return FeedSource("synthetic", "the example inputs of the program", (partial(dict, loaded.example),))
+        text = "the example inputs of the program"
+        return FeedSource("synthetic", text, (partial(dict, loaded.example),), is_example=True)
     return synthesize(loaded.graph, shapes=options.shapes, ranges=options.input_ranges, seed=options.seed)
 
 

@@ -17,6 +17,7 @@ from fp16conv.errors import UsageError
 from fp16conv.frontends.fx.export import export_program
 from fp16conv.fx.job import ProgramComparison, ProgramJob
 from fp16conv.fx.study import ProgramStudy, Source, load, load_source, open_feeds, start_study
+from fp16conv.graph import DataType
 from fp16conv.inspection import diff_graphs, explain_operator, find_operator
 from fp16conv.job import MAX_REPAIRS
 from fp16conv.planning.plan import PrecisionPlan
@@ -80,7 +81,9 @@ def analyze(
     _tell(progress, "planning")
     made = study.plan()
     half = HalfOutcome(None, note=study.unobserved)
-    if study.calibration is not None:
+    if any(value.dtype is DataType.FLOAT16 for value in study.graph.values):
+        half = HalfOutcome(None, note="the program holds FP16 already")
+    elif study.calibration is not None:
         _tell(progress, "trying model.half()")
         half = _summarize_half(study)
     return report_analysis(study, made, half, _details(study, made, progress))
@@ -107,7 +110,8 @@ def diff(first: Source, second: Source) -> DiffReport:
     """Compare two programs: what changed in precision and casts; see `fp16conv.diff`."""
     options = read_options()
     one, two = load_source(first, options), load_source(second, options)
-    return diff_graphs(one.source, one.graph, two.source, two.graph)
+    names = one.output_names, two.output_names
+    return diff_graphs(one.source, one.graph, two.source, two.graph, outputs=names)
 
 
 def convert_module(

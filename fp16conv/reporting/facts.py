@@ -378,8 +378,11 @@ def _evidence(evidence: Evidence | None) -> list[Fact]:
     if evidence is None:
         return []
     if evidence.synthetic:
-        seed = "" if evidence.seed is None else f" (seed {evidence.seed})"
-        text = f"{plural(evidence.batches, 'synthetic batch')}{seed}: give --data for a real answer"
+        if evidence.seed is None:
+            made = plural(evidence.batches, "example batch")
+        else:
+            made = f"{plural(evidence.batches, 'synthetic batch')} (seed {evidence.seed})"
+        text = f"{made}: give --data for a real answer"
         return [Fact("Evidence", text, Style.WARN, Topic.EVIDENCE)]
     names = ", ".join(evidence.sources[:2]) + (", ..." if len(evidence.sources) > 2 else "")
     text = f"{plural(evidence.batches, 'batch')} of your data ({names})"

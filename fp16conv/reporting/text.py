@@ -270,7 +270,8 @@ def _group(report: Report, group: KeptGroup, *, full: bool) -> list[Line]:
     lines = [line((f"{group.count:>6}  ", Style.DIM), (title, Style.STRONG))]
     lines += [line(row) for row in wrap(group.text, WIDTH, indent=" " * 8, limit=None if full else 2)]
     labels = [located(report, label) for label in group.examples]
-    names = _names(labels, len(group.examples) if full else _NAMES, group.count)
+    few = 1 if labels[:1] != list(group.examples[:1]) else _NAMES  # a line needs room
+    names = _names(labels, len(group.examples) if full else few, group.count)
     rows = wrap(f"at {names}", WIDTH, indent=" " * 8, limit=None if full else 1)
     return lines + [line((row, Style.DIM)) for row in rows]
 

@@ -33,17 +33,34 @@ def find_pins(graph: ModelGraph, domains: Collection[str], *, keep_io_types: boo
             text = f"the function {name} is called with several types: its one body fits all of them as it is"
             pins[tv.id] = Reason("function-of-several-types", text)
         elif not tv.admits_fp16:
-            where = f"{op.key} at opset {op.opset}" if op is not None else f"'{tv.symbol}'"
-            pins[tv.id] = Reason("illegal-type", f"FP16 is not a legal type of {tv.symbol} of {where}")
+            pins[tv.id] = _illegal(tv, op, domains)
         elif op is None and tv.scope == 0 and tv.symbol.startswith(("input:", "output:")):
             if keep_io_types:
                 pins[tv.id] = Reason("io-type", "graph inputs and outputs keep their types")
         elif op is not None and op.callee is None and op.domain not in domains:
-            pins[tv.id] = Reason("unknown-domain", f"nothing is known of operators of domain '{op.domain}'")
+            pins[tv.id] = _unknown(op)
         elif op is not None and _is_narrowing(graph, op) and tv.uses:
             to = graph.values[op.outputs[0] or 0].dtype.upper()
             pins[tv.id] = Reason("users-cast", f"the model itself rounds to {to} here; that cast stays")
     return pins
+
+
+def _illegal(tv: TypeVar, op: Op | None, domains: Collection[str]) -> Reason:
+    if op is None:
+        text = f"'{tv.symbol}' cannot be FP16: what the model writes back keeps its type"
+    elif op.domain == "higher_order":
+        return Reason("control-flow", f"{op.op_type} and what its branches compute keep their types")
+    elif op.domain == "aten":
+        text = f"{op.key} takes no FP16 for {tv.symbol}, or another floating or complex type takes part"
+    elif op.callee is None and op.domain not in domains:
+        return _unknown(op)
+    else:
+        text = f"FP16 is not a legal type of {tv.symbol} of {op.key} at opset {op.opset}"
+    return Reason("illegal-type", text)
+
+
+def _unknown(op: Op) -> Reason:
+    return Reason("unknown-domain", f"nothing is known of operators of domain '{op.domain}'")
 
 
 def _find_functions_of_several_types(graph: ModelGraph) -> frozenset[int]:

@@ -23,13 +23,25 @@ def test_analyze_of_an_onnx_file_imports_no_torch() -> None:
     assert run(code).strip().endswith("False")
 
 
-@pytest.mark.parametrize("source", ["net.pt2", "package.nets:build"])
-def test_without_the_extra_one_line_says_what_to_install(source: str) -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        f"from fp16conv.cli import run; print('code', run(['analyze', {source!r}]))"
-    )
-    output = run(code)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["analyze", "net.pt2"],
+        ["analyze", "package.nets:build"],
+        ["plan", "package.nets:build"],
+        ["convert", "net.pt2", "-o", "half.pt2"],
+        ["tune", "net.pt2", "--tolerance", "0.01"],
+        ["validate", "net.pt2", "half.pt2"],
+        ["explain", "net.pt2", "softmax"],
+        ["diff", "net.pt2", "half.pt2"],
+        ["export", "net.pt2", "-o", "net.onnx"],
+        ["train-audit", "package.nets:build"],
+    ],
+    ids=" ".join,
+)
+def test_without_the_extra_one_line_says_what_to_install(words: list[str]) -> None:
+    code = f"from fp16conv.cli import run; print('code', run({words!r}))"
+    output = run(f"import sys; sys.modules['torch'] = None\n{code}")
     assert "pip install 'fp16conv[torch]'" in output
     assert "Traceback" not in output
     assert "code 2" in output

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from fp16conv import api, fx
-from fp16conv.errors import ModelError, UsageError
+from fp16conv.batch import find_models
+from fp16conv.errors import Fp16convError, ModelError, UsageError
 from fp16conv.frontends.sources import is_torch_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export warns about itself
@@ -215,6 +216,17 @@ def test_data_and_shapes_stand_in_for_example_inputs(factories: str, tmp_path: P
 def test_bad_factories_are_explained(factories: str, name: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         api.analyze(f"{factories}:{name}")
+
+
+@pytest.mark.parametrize("name", ["nets.py:build", "src/nets.py:build", "nets.py", "nets"])
+def test_what_looks_like_code_gets_the_way_to_name_it(name: str) -> None:
+    with pytest.raises(Fp16convError, match=r"package\.module:factory, importable from here: nets:build"):
+        api.analyze(name)
+
+
+def test_audit_says_what_a_factory_has_to_become() -> None:
+    with pytest.raises(UsageError, match=r"torch\.export\.save"):
+        find_models(["mynets.vit:build"])
 
 
 def test_a_package_that_is_not_there_is_explained() -> None:

@@ -330,7 +330,9 @@ def locate_frame(trace: str) -> dict[str, str]:
     lines = trace.splitlines()
     for number, text in enumerate(lines):
         frame = _FRAME.search(text)
-        if frame and (not frame["file"].startswith(_TORCH) or not found):
+        if frame is None or frame["file"].startswith("<"):  # made while it was traced
+            continue
+        if not frame["file"].startswith(_TORCH) or not found:
             found["line"] = f"{_shorten(frame['file'])}:{frame['line']}"
             found["code"] = lines[number + 1].strip() if number + 1 < len(lines) else ""
     return found

@@ -9,10 +9,11 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
@@ -21,9 +22,18 @@ from fp16conv.errors import ModelError, UsageError
 from fp16conv.frontends.fx.archive import EXPORT_HINT, check_archive
 from fp16conv.frontends.fx.importer import import_program
 from fp16conv.frontends.fx.program import LoadedProgram
-from fp16conv.frontends.sources import FACTORY
+from fp16conv.frontends.sources import FACTORY, hint_at_source
 
 __all__ = ["call_factory", "load_program", "order_keywords"]
+
+_ATEN: Final = torch.ops.aten
+_BY_EXAMPLE: Final[Mapping[OpOverload, Callable[..., Any]]] = {
+    _ATEN.type_as.default: lambda x, other: x.to(other.dtype),
+    _ATEN.expand_as.default: lambda x, other: x.expand(other.shape),
+    _ATEN.view_as.default: lambda x, other: x.view(other.shape),
+    _ATEN.reshape_as.default: lambda x, other: x.reshape(other.shape),
+}
+"""Calls that read the type or the sizes of a tensor and no numbers: they must not tie its precision."""
 
 TorchSource: TypeAlias = str | os.PathLike[str] | torch.nn.Module | ExportedProgram
 
@@ -108,7 +118,7 @@ def call_factory(name: str) -> Any:
         for part in attribute.split("."):
             factory = getattr(factory, part)
     except (ImportError, AttributeError) as error:
-        hint = "package.module:factory, importable from here"
+        hint = hint_at_source(name) or "package.module:factory, importable from here"
         raise UsageError(f"cannot import '{name}'", why=str(error), hint=hint) from error
     return factory if isinstance(factory, torch.nn.Module) else _call(factory, name)
 
@@ -193,11 +203,11 @@ def _export(
 
 
 def _functionalize(program: ExportedProgram, name: str) -> ExportedProgram:
-    """No mutation left, composites kept: an empty decomposition table does exactly that."""
+    """No mutation left, composites kept: a decomposition table without them does exactly that."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return program.run_decompositions({})
+            return program.run_decompositions(dict(_BY_EXAMPLE))
     except Exception as error:
         raise ModelError(
             "the program cannot be made functional", where=name, why=_first_line(error), hint=EXPORT_HINT
