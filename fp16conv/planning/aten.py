@@ -1,24 +1,19 @@
-"""What the cost model knows of ATen calls: which move nothing, and where their products' shapes stand."""
+"""What the cost model knows of ATen calls: which start no kernel, and where their products' shapes stand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["ATEN_FREE", "ATEN_PICK", "ATEN_PRODUCTS"]
+__all__ = ["ATEN_PRODUCTS", "ATEN_VIEWS"]
 
 _VIEWS: Final = (
-    "alias.default as_strided.default chunk.default detach.default diagonal.default dropout.default "
-    "expand.default expand_as.default flatten.using_ints narrow.default permute.default reshape.default "
-    "select.int slice.Tensor split.Tensor split_with_sizes.default squeeze.default squeeze.dim squeeze.dims "
-    "sym_size.int t.default transpose.int unbind.int unflatten.int unsqueeze.default view.default "
-    "_unsafe_view.default movedim.int view_as.default lift_fresh_copy.default"
+    "as_strided.default chunk.default diagonal.default expand.default movedim.int narrow.default "
+    "permute.default select.int slice.Tensor split.Tensor split_with_sizes.default t.default transpose.int "
+    "unbind.int"
 )
-ATEN_FREE: Final = frozenset(_VIEWS.split())
-"""Views: they change sizes and strides, no kernel moves data."""
-
-ATEN_PICK: Final = frozenset({"embedding.default", "index_select.default", "gather.default", "index.Tensor"})
-"""These read only the elements they return from their data input."""
+ATEN_VIEWS: Final = frozenset(_VIEWS.split())
+"""Calls that change sizes and strides and start no kernel: the bytes are moved by who reads the result."""
 
 ATEN_PRODUCTS: Final[Mapping[str, str]] = {
     name: kind

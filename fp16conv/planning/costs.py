@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from fp16conv.graph import DataType, ModelGraph, Op, TypeVar
-from fp16conv.planning.aten import ATEN_FREE, ATEN_PICK
+from fp16conv.planning.aten import ATEN_VIEWS
 from fp16conv.planning.devices import Device
 from fp16conv.planning.macs import Shape, ShapeTable, executions, macs
+from fp16conv.rulebook.families import family
 
 __all__ = ["CostModel", "estimate_costs", "main_typevar"]
 
@@ -28,11 +29,11 @@ _FREE = frozenset(
         *("Optional", "OptionalGetElement", "OptionalHasElement"),
         *("SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceAt"),
         *("SequenceLength", "Constant"),
+        "aten::sym_size.int",
     }
-    | ATEN_FREE
 )
 # These read only the elements they return from their first input.
-_PICK = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"}) | ATEN_PICK
+_PICK = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,10 @@ def estimate_costs(
     fp32, fp16 = [0] * len(graph.typevars), [0] * len(graph.typevars)
     launches = 0
     for op in graph.ops:
-        if op.op_type in _FREE or op.subscopes or op.callee is not None or not op.typevars:
+        if family(op) in _FREE or op.subscopes or op.callee is not None or not op.typevars:
             continue  # without FLOAT values: mostly shape arithmetic, which runs on the host
         weight = runs[op.scope]
-        launches += launch * weight
+        launches += 0 if op.op_type in ATEN_VIEWS else launch * weight
         main = main_typevar(graph, op)
         flops = 2 * counts.get(op.id, 0)
         for variable in graph.typevars_of(op.id):
@@ -130,7 +131,7 @@ def _elements(graph: ModelGraph, table: ShapeTable, op: Op, variable: TypeVar) -
         value = graph.value_at(use)
         if value is None:
             continue
-        if op.op_type in _PICK and use.slot == 0 and op.outputs:
+        if family(op) in _PICK and use.slot == 0 and op.outputs:
             total += table.size(op.outputs[0])
         else:
             total += table.size(value.id)

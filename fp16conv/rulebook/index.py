@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from fp16conv.graph import DataType, ModelGraph, Op, Use, Value
+from fp16conv.rulebook.families import FILL_NUMBERS, FILL_SLOTS, family, operand_slots
 from fp16conv.rulebook.op_sets import DATA_SLOTS, TRANSPARENT
 from fp16conv.rulebook.pattern_language import Numbers
 
@@ -19,20 +21,23 @@ LARGEST_CONSTANT = 1 << 20
 class GraphIndex:
     """Operators by type, constants' extremes and values seen through reshapes.
 
+    Types are those of ONNX also in a program of ATen calls (see `families`): `kinds` holds them by operator.
+
     Args:
         graph: the model.
     """
 
     def __init__(self, graph: ModelGraph) -> None:
         self.graph = graph
+        self.kinds = tuple(family(op) for op in graph.ops)
         self._numbers: dict[int, Numbers | None] = {}
 
     @cached_property
     def by_type(self) -> dict[str, list[Op]]:
-        """Operators per `Op.key`, in file order."""
+        """Operators per type, in file order."""
         found: dict[str, list[Op]] = {}
         for op in self.graph.ops:
-            found.setdefault(op.key, []).append(op)
+            found.setdefault(self.kinds[op.id], []).append(op)
         return found
 
     def value(self, index: int) -> Value:
@@ -56,11 +61,11 @@ class GraphIndex:
     def transparent(self, value: int) -> Op | None:
         """The producer of the value if it leaves all numbers as they are."""
         op = self.graph.producer(value)
-        if op is None or op.domain or op.op_type not in TRANSPARENT or not op.inputs:
+        if op is None or self.kinds[op.id] not in TRANSPARENT or not op.inputs:
             return None
         source = op.inputs[0]
         if source is None or (
-            op.op_type == "Cast" and self.value(source).dtype is not self.value(value).dtype
+            self.kinds[op.id] == "Cast" and self.value(source).dtype is not self.value(value).dtype
         ):
             return None
         return op
@@ -75,14 +80,15 @@ class GraphIndex:
 
     def _measure(self, value: int) -> Numbers | None:
         tensor = self.graph.constants.get(value)
-        fill = False
+        fill = tensor is None
         if tensor is None:
             op = self.graph.producer(value)
-            if op is None or op.key != "ConstantOfShape":
+            if op is None or self.kinds[op.id] != "ConstantOfShape":
                 return None
-            fill = True
-            attribute = op.attrs.get("value")
-            array = np.zeros(1, np.float32) if attribute is None else np.asarray(attribute.numpy())  # type: ignore[attr-defined]
+            filled = self._fill(op)
+            if filled is None:
+                return None
+            array = filled
         elif tensor.size > LARGEST_CONSTANT:
             return None
         else:
@@ -106,13 +112,22 @@ class GraphIndex:
             float(nonzero.max()),
         )
 
+    def _fill(self, op: Op) -> npt.NDArray[np.generic] | None:
+        """The number that a ConstantOfShape fills its result with, as an array of one element."""
+        if op.key in FILL_SLOTS:
+            return self.graph.array(op.inputs[FILL_SLOTS[op.key]])
+        attribute = op.attrs.get("value")
+        if op.domain or attribute is None:
+            return np.array([FILL_NUMBERS.get(op.key, 0.0)], np.float32)
+        return np.asarray(attribute.numpy())  # type: ignore[attr-defined]
+
     def data_inputs(self, op: Op) -> list[tuple[int, int]]:
         """(slot, value) of the inputs whose numbers flow into the outputs; indices and shapes left out."""
-        slots = DATA_SLOTS.get(op.op_type) if not op.domain else None
+        places = DATA_SLOTS.get(self.kinds[op.id])
         return [
             (slot, value)
-            for slot, value in enumerate(op.inputs)
-            if value is not None and (slots is None or slot in slots)
+            for place, slot in enumerate(operand_slots(op))
+            if (value := op.inputs[slot]) is not None and (places is None or place in places)
         ]
 
     def boundary_above(self, value: int) -> tuple[int, list[int]] | None:

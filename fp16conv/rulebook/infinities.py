@@ -8,7 +8,7 @@ from typing import Final
 
 from fp16conv.graph import ModelGraph, Op, Use
 from fp16conv.half import MAX, SMALLEST_NORMAL
-from fp16conv.rulebook.families import family
+from fp16conv.rulebook.families import family, operands
 from fp16conv.rulebook.numbers import ConstantFigures, ConstantReader
 from fp16conv.rulebook.schema import Role
 
@@ -41,7 +41,7 @@ SINKS: Final = frozenset(
 )
 PASSES: Final = MOVES | frozenset({"Where", "Add", "Sub", "Mul", "Div", "ScatterElements", "ScatterND"})
 SELECTIONS: Final = frozenset({"Where", "Clip", "Max", "Min", "Pad"})
-GUARDED: Final = frozenset({"Div", "Sqrt", "Log", "Pow", "Reciprocal"})
+GUARDED: Final = frozenset({"Div", "Sqrt", "Log", "Pow", "Reciprocal", "Rsqrt"})
 LIGHT: Final = MOVES | frozenset({"Sqrt", "Mul", "Max", "Clip", "Abs", "ReduceSum", "ReduceMean"})
 DEPTH: Final = 6
 """How many operators a constant is followed for: exporters put at most a few reshapes in between."""
@@ -124,13 +124,14 @@ def _is_binary(graph: ModelGraph, value: int | None, depth: int = DEPTH) -> bool
     producer = graph.producer(value)
     if producer is None or not depth:
         return False
-    key, first = family(producer), producer.inputs[0] if producer.inputs else None
+    inputs = operands(producer)
+    key, first = family(producer), inputs[0] if inputs else None
     if key == "Cast" and first is not None:
         return str(graph.values[first].dtype) == "bool" or graph.values[first].dtype.is_integer
     if key == "Sub" and first is not None:
         array = graph.array(first)
         is_one = array is not None and array.size == 1 and float(array.reshape(-1)[0]) == 1.0
-        second = producer.inputs[1]
+        second = inputs[1]
         is_input = (
             second is not None and graph.producer(second) is None and not graph.values[second].is_constant
         )

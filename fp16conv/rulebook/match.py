@@ -10,7 +10,7 @@ from functools import cached_property
 
 from fp16conv.graph import ModelGraph, Op, Origin, RangeFact, TypeVar, Use
 from fp16conv.half import MAX
-from fp16conv.rulebook.families import family
+from fp16conv.rulebook.families import family, operands
 from fp16conv.rulebook.infinities import SELECTIONS, MaskFlow, classify_constant, trace_masks
 from fp16conv.rulebook.numbers import (
     LARGE_METRICS,
@@ -191,11 +191,11 @@ class Matcher:
         first = op.inputs[0] if op.inputs else None
         producer = graph.producer(first)
         if producer is not None:
-            key = "square" if _is_square(graph, producer) else producer.key
+            key = "square" if _is_square(graph, producer) else family(producer)
             if key in context.not_fed_by:
                 return False
         for output in op.outputs:
-            if output is not None and any(u.key in context.not_feeding for u in graph.users(output)):
+            if output is not None and any(family(u) in context.not_feeding for u in graph.users(output)):
                 return False
         return not context.trailing_axes or _trailing_axes(graph, op) in context.trailing_axes
 
@@ -354,10 +354,11 @@ def _equals(key: str, wanted: str) -> bool:
 
 
 def _is_square(graph: ModelGraph, op: Op) -> bool:
-    if op.key == "Mul":
-        return len(op.inputs) == 2 and op.inputs[0] == op.inputs[1]
-    if op.key == "Pow":
-        exponent = graph.array(op.inputs[1])
+    inputs = operands(op)
+    if family(op) == "Mul":
+        return len(inputs) == 2 and inputs[0] == inputs[1]
+    if family(op) == "Pow":
+        exponent = graph.array(inputs[1])
         return exponent is not None and exponent.size == 1 and float(exponent.reshape(-1)[0]) == 2.0
     return False
 

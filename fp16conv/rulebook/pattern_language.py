@@ -348,6 +348,7 @@ class OpSpec:
         target: kind of the first output, empty for any.
         inner: largest contraction length of a matrix product, 0 for any.
         constant: an input must be a constant that fulfils this.
+        own: the slot has a type variable of its own: its type can differ from that of the rest.
         movement: the operator only moves data.
     """
 
@@ -357,11 +358,12 @@ class OpSpec:
     target: str = ""
     inner: int = 0
     constant: Condition | None = None
+    own: bool = False
     movement: bool = False
 
 
 _SPEC = re.compile(
-    r"^(?P<type>@?[A-Za-z_][\w.]*(?:::\w+)?)(?::(?P<slot>\d+|\*))?"
+    r"^(?P<type>@?[A-Za-z_][\w.]*(?:::\w+)?)(?::(?P<slot>\d+|\*)(?P<own>\s+own)?)?"
     r"(?:\s+(?P<source>\w+)->(?P<target>\w+))?(?:\s+inner<=(?P<inner>\d+))?(?:\s+const(?P<constant>\{[^}]*\}))?$"
 )
 
@@ -369,7 +371,8 @@ _SPEC = re.compile(
 def parse_specs(texts: tuple[str, ...], where: str) -> tuple[OpSpec, ...]:
     """Read specifications: `Sin:0`, `Cast int->float`, `MatMul inner<=4`, `Add const{peak>=16}`, `@movement`.
 
-    A name with `@` is a set from `op_sets` and stands for all its members.
+    A name with `@` is a set from `op_sets` and stands for all its members. `Attention:3 own` is the slot
+    where its type variable covers nothing else.
 
     Raises:
         RuleError: a text is malformed or names an unknown set.
@@ -404,6 +407,7 @@ def parse_specs(texts: tuple[str, ...], where: str) -> tuple[OpSpec, ...]:
                 match["target"] or "",
                 int(match["inner"] or 0),
                 parse_condition(match["constant"], where) if match["constant"] else None,
+                match["own"] is not None,
             )
         )
     return tuple(specs)

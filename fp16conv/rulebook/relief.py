@@ -13,6 +13,7 @@ from typing import Final
 
 from fp16conv.graph import ModelGraph, Op, Origin, RangeFact
 from fp16conv.half import MAX, SMALLEST_NORMAL
+from fp16conv.rulebook.families import family, operands
 from fp16conv.rulebook.match import Evidence
 from fp16conv.rulebook.numbers import values_of
 from fp16conv.rulebook.patterns import PatternRule
@@ -33,7 +34,7 @@ MAX_CONSTANT_ROUNDING: Final = 2.0**-8
 MIN_DIVISOR: Final = 2.0**-25 / MAX_CONSTANT_ROUNDING
 """Smallest magnitude of a divisor or radicand: below, half a subnormal step is more than that rounding."""
 
-_DIVISORS: Final = {"Div": 1, "Reciprocal": 0, "Sqrt": 0, "Pow": 0, "Log": 0}
+_DIVISORS: Final = {"Div": 1, "Reciprocal": 0, "Sqrt": 0, "Rsqrt": 0, "Pow": 0, "Log": 0}
 """Operators whose result depends on the relative error of small elements, and the slot these are read at."""
 
 _TRUSTED: Final = (Origin.OBSERVED, Origin.PROVEN)
@@ -106,7 +107,7 @@ def _is_normal(fact: RangeFact | None, profile: Profile) -> bool:
 
 def _cancels(graph: ModelGraph, op: Op, facts: Mapping[int, RangeFact]) -> bool:
     """Whether a difference is so much smaller than its operands that their rounding shows."""
-    if op.key != "Sub" or op.outputs[0] is None:
+    if family(op) != "Sub" or op.outputs[0] is None:
         return False
     result = facts.get(op.outputs[0])
     operands = [facts.get(value) for value in op.inputs if value is not None]
@@ -117,8 +118,8 @@ def _cancels(graph: ModelGraph, op: Op, facts: Mapping[int, RangeFact]) -> bool:
 
 def _divides_by_tiny(op: Op, evidence: Evidence) -> bool:
     """Whether some row's divisor is so small that FP16 loses it, however large those of other rows are."""
-    slot = _DIVISORS.get(op.key)
-    value = op.inputs[slot] if slot is not None and slot < len(op.inputs) else None
+    slot, inputs = _DIVISORS.get(family(op)), operands(op)
+    value = inputs[slot] if slot is not None and slot < len(inputs) else None
     fact = None if value is None or evidence.reader.is_known(value) else evidence.facts.get(value)
     smallest = None if fact is None else fact.min_abs_nonzero
     return smallest is not None and smallest < MIN_DIVISOR

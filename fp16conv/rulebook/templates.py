@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fp16conv.graph import Op
+from fp16conv.rulebook.families import operands
 from fp16conv.rulebook.index import GraphIndex
 from fp16conv.rulebook.op_sets import COMMUTATIVE, TRANSPARENT
 from fp16conv.rulebook.pattern_language import Alternatives, Call, Constant, Name, Template
@@ -62,7 +63,9 @@ class _Matcher:
         root = self.template.root
         try:
             for option in root.body.options:
-                if isinstance(option, Call) and op.key in option.types and self._fits(option, op):
+                if not isinstance(option, Call) or self.index.kinds[op.id] not in option.types:
+                    continue
+                if self._fits(option, op):
                     for state in self._call(option, op, _State({}), root.name, 0):
                         return TemplateMatch(op.id, state.ops, state.captured, state.bound)
         except _BudgetError:
@@ -121,7 +124,8 @@ class _Matcher:
             op = self.index.graph.producer(value)
             if op is None:
                 return
-            if op.key in call.types and op.outputs[0] == value and self._fits(call, op):
+            kind = self.index.kinds[op.id]
+            if kind in call.types and op.outputs[0] == value and self._fits(call, op):
                 yield from self._call(call, op, state.add(line, *passed), line, depth)
             transparent = self.index.transparent(value)
             if transparent is None or transparent.inputs[0] is None:
@@ -130,20 +134,28 @@ class _Matcher:
             value = transparent.inputs[0]
 
     def _call(self, call: Call, op: Op, state: _State, line: str, depth: int) -> Iterator[_State]:
+        inputs = operands(op)
         state = state.add(line, op.id)
-        yield from self._args(call.args, op.inputs[: len(call.args)], state, line, depth)
-        if _swaps(call, op):
-            yield from self._args(call.args, op.inputs[::-1], state, line, depth)
+        yield from self._args(call.args, inputs[: len(call.args)], state, line, depth)
+        if self._swaps(call, op):
+            yield from self._args(call.args, inputs[::-1], state, line, depth)
 
     def _fits(self, call: Call, op: Op) -> bool:
         """Whether attributes and the operators above allow a match: no look further up without need."""
-        if len(call.args) > len(op.inputs):
+        inputs = operands(op)
+        if len(call.args) > len(inputs):
             return False
         if not all(_compare(op.attrs.get(key), how, value) for key, how, value in call.attrs):
             return False
-        return self._may_be(call.args, op.inputs) or (
-            _swaps(call, op) and self._may_be(call.args, op.inputs[::-1])
+        return self._may_be(call.args, inputs) or (
+            self._swaps(call, op) and self._may_be(call.args, inputs[::-1])
         )
+
+    def _swaps(self, call: Call, op: Op) -> bool:
+        """Whether the operands may also be read the other way round."""
+        inputs = operands(op)
+        is_pair = len(call.args) == len(inputs) == 2
+        return is_pair and self.index.kinds[op.id] in COMMUTATIVE and inputs[0] != inputs[1]
 
     def _may_be(self, args: tuple[Alternatives, ...], values: tuple[int | None, ...]) -> bool:
         for arg, value in zip(args, values, strict=False):
@@ -151,7 +163,8 @@ class _Matcher:
             if sources is None or value is None:
                 continue
             op = self.index.graph.producer(value)
-            is_made = op is not None and (op.key in sources or op.key in TRANSPARENT)
+            kind = None if op is None else self.index.kinds[op.id]
+            is_made = kind is not None and (kind in sources or kind in TRANSPARENT)
             if not is_made and not (_CONSTANT in sources and value in self.index.graph.constants):
                 return False
         return True
@@ -199,12 +212,6 @@ class _Matcher:
             return
         for matched in self._alternatives(args[0], value, state, line, depth):
             yield from self._args(args[1:], values[1:], matched, line, depth)
-
-
-def _swaps(call: Call, op: Op) -> bool:
-    """Whether the operands may also be read the other way round."""
-    is_pair = len(call.args) == len(op.inputs) == 2
-    return is_pair and op.key in COMMUTATIVE and op.inputs[0] != op.inputs[1]
 
 
 def _compare(found: object, how: str, expected: float | str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fp16conv.graph import DataType, Op, Use
+from fp16conv.rulebook.families import operands
 from fp16conv.rulebook.index import GraphIndex
 from fp16conv.rulebook.op_sets import OP_SETS
 from fp16conv.rulebook.pattern_language import OpSpec
@@ -75,7 +76,7 @@ class _Specs:
 
     def find(self, op: Op) -> OpSpec | None:
         """The first specification the operator fulfils."""
-        for spec in self.by_type.get(op.key, ()):
+        for spec in self.by_type.get(self._index.kinds[op.id], ()):
             if self._fits(op, spec):
                 return spec
         return None
@@ -101,7 +102,14 @@ class _Specs:
         if spec.constant is not None:
             found = [self._index.numbers(v) for v in op.inputs if v is not None]
             return any(n is not None and spec.constant.holds(n[1]) for n in found)
-        return True
+        return not spec.own or self._is_own(op, spec.slot)
+
+    def _is_own(self, op: Op, slot: int | None) -> bool:
+        """Whether the type variable of a slot covers nothing else of the operator."""
+        if slot is None or slot >= len(op.inputs):
+            return False
+        variable = self._index.graph.typevar_of_use(Use(op.id, slot, op.scope))
+        return variable is not None and len(variable.uses) == 1 and not variable.defs
 
     def _is_kind(self, value: int | None, kind: str) -> bool:
         if value is None:
@@ -115,16 +123,17 @@ class _Specs:
 
     def _contraction(self, op: Op) -> int | None:
         """Length of the sum in a matrix product, where the shapes tell it."""
-        if op.op_type == "Einsum":
+        if self._index.kinds[op.id] == "Einsum":
             inputs, _, output = str(op.attrs.get("equation", "")).replace(" ", "").partition("->")
             summed = {c for c in inputs if c.isalpha()} - set(output)
             return 1 if output and not summed else None
         found: list[int] = []
-        for slot, value in enumerate(op.inputs[:2]):
+        for slot, value in enumerate(operands(op)[:2]):
             shape = None if value is None else self._index.value(value).shape
             if not shape:
                 continue
             transposed = bool(op.attrs.get("transA" if slot == 0 else "transB"))
+            transposed = transposed or (slot == 1 and op.key == "aten::linear.default")
             axis = -1 if (slot == 0) != transposed or len(shape) == 1 else -2
             length = shape[axis]
             if isinstance(length, int):
@@ -224,9 +233,10 @@ class _Walker:
 
     def _is_residual(self, op: Op) -> bool:
         """Whether it adds a layer's result to the trunk: what comes down the trunk is another story."""
-        if op.key != "Add" or any(v is None or self._is_constant(v) for v in op.inputs):
+        inputs = operands(op)
+        if self.index.kinds[op.id] != "Add" or any(v is None or self._is_constant(v) for v in inputs):
             return False
-        return any(self._is_layer_output(v) for v in op.inputs if v is not None)
+        return any(self._is_layer_output(v) for v in inputs if v is not None)
 
     def _is_layer_output(self, value: int) -> bool:
         for _ in range(4):  # bias and folded normalization
@@ -234,10 +244,11 @@ class _Walker:
             op = self.graph.producer(value)
             if op is None:
                 return False
-            if op.key in OP_SETS["product"]:
+            kind = self.index.kinds[op.id]
+            if kind in OP_SETS["product"]:
                 return True
             others = [v for v in op.inputs if v is not None and not self._is_constant(v)]
-            if op.key not in ("Add", "Mul", "BatchNormalization", "Transpose") or len(others) != 1:
+            if kind not in ("Add", "Mul", "BatchNormalization", "Transpose") or len(others) != 1:
                 return False
             value = others[0]
         return False
@@ -321,7 +332,9 @@ class _Walker:
     def _is_constant(self, value: int) -> bool:
         source, _ = self.index.see_through(value)
         op = self.graph.producer(source)
-        return self.index.value(source).is_constant or (op is not None and op.key == "ConstantOfShape")
+        return self.index.value(source).is_constant or (
+            op is not None and self.index.kinds[op.id] == "ConstantOfShape"
+        )
 
     # -- what is marked ---------------------------------------------------------------------------
 

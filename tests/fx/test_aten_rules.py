@@ -13,6 +13,7 @@ from fp16conv.graph import ModelGraph
 from fp16conv.rulebook.book import load_book
 from fp16conv.rulebook.families import FAMILIES
 from fp16conv.rulebook.judge import judge
+from fp16conv.rulebook.patterns import match_patterns
 from fp16conv.rulebook.schema import Example, Rule, RuleKind
 from fp16conv.rulebook.types import Verdict
 
@@ -211,7 +212,8 @@ def test_what_autocast_keeps_in_fp32_stays_fp32(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*INTERPOLATIONS, *PROMOTE])
 def test_the_rest_of_autocasts_lists_has_a_class(name: str) -> None:
-    assert classes(name) == ({"deny"} if name == "grid_sampler" else {"infer"})
+    expected = "deny" if name == "grid_sampler" else "follow" if "nearest" in name else "infer"
+    assert classes(name) == {expected}
 
 
 def test_binary_cross_entropy_is_banned() -> None:
@@ -248,6 +250,50 @@ def test_rules_about_numbers_hold_for_literals_of_calls(text: str, rule: str) ->
     hit = [j for j in verdicts.judgements if rule in {r.rule for r in j.reasons}]
     assert hit
     assert all(j.verdict is Verdict.DENY for j in hit)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "count"),
+    [
+        (
+            "(float[2,8] x) => x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)",
+            "decomposed-rms-norm",
+            5,
+        ),
+        (
+            "(float[2,8] x) => x / torch.sqrt(aten.square.default(x).mean(-1, True) + 1e-6)",
+            "decomposed-rms-norm",
+            5,
+        ),
+        (
+            "(float[2,8] x) => (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt()",
+            "decomposed-layer-norm",
+            6,
+        ),
+        ("(float[2,8] x) => (lambda e: e / e.sum(-1, True))(x.exp())", "decomposed-softmax", 3),
+        ("(float[2,8] x) => torch.log(x.exp().sum(-1))", "log-sum-exp", 3),
+        ("(float[2,8] x) => x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)", "decomposed-l2-norm", 3),
+        (
+            "(float[2,8] s, int[2,1] m) => torch.softmax(s + (1 - m.float()) * -1e9, -1)",
+            "additive-attention-mask",
+            2,
+        ),
+        ("(float[2,8] s, int[2,1] m) => torch.softmax(s.masked_fill(m == 0, -1e9), -1)", None, 0),
+        ("(int[8] p) => torch.sin(p.float()[:, None] * 0.5)", "angle-path", 4),
+        ("(float[2,8] x, float[2] v) => x[:, :2] / (v + 1e-12)", "epsilon-guard", 2),
+    ],
+)
+def test_patterns_match_calls_whatever_their_names_and_operands(
+    text: str, pattern: str | None, count: int
+) -> None:
+    """Idioms are written once, with ONNX's names: rsub, masked_fill and pow are what they are there."""
+    graph = program(text)
+    hits = [h for h in match_patterns(graph, BOOK.patterns, {}) if h.verdict is Verdict.DENY]
+    if pattern is None:
+        assert [h.rule for h in hits] == []
+        return
+    marked = {graph.typevars[tv].op for h in hits if h.rule == pattern for tv in h.typevars}
+    assert len(marked) == count, hits
 
 
 @pytest.mark.parametrize(
