@@ -5,6 +5,7 @@ What not every verb needs is imported by those that do: an audit does not wait f
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
 import fp16conv
+from fp16conv.collector import collection_paused
 from fp16conv.errors import UsageError
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
@@ -267,9 +269,10 @@ def convert(
         if validate:
             comparison = Comparison(rtol, atol, allow_integer_changes, provider)
         job = OnnxJob(study, Path(output), comparison, allow_out_of_tolerance, progress)
-        outcome = job.run(given, MAX_REPAIRS if repair and given is None else 0)
-        details = _details(study, outcome.plan, progress, wanted=chosen.details)
-        return report_conversion(job, outcome, details)
+        with contextlib.nullcontext() if validate else collection_paused():
+            outcome = job.run(given, MAX_REPAIRS if repair and given is None else 0)
+            details = _details(study, outcome.plan, progress, wanted=chosen.details)
+            return report_conversion(job, outcome, details)
 
 
 def validate(

@@ -36,6 +36,7 @@ class Assignment:
     lowered: frozenset[int] = frozenset()
     folded: frozenset[int] = frozenset()
     rescaled: Mapping[int, int] = field(default_factory=dict)
+    _of_value: dict[int, DataType] = field(default_factory=dict, repr=False, compare=False)
 
     def of_value(self, value: int) -> DataType:
         """The dtype a value gets; constants and values that are not FLOAT keep their own.
@@ -43,6 +44,12 @@ class Assignment:
         A cast from FLOAT16 stays what it is as long as anything reads FLOAT from it, whatever the plan says
         of its result: its other readers can have what it reads.
         """
+        dtype = self._of_value.get(value)
+        if dtype is None:
+            dtype = self._of_value[value] = self._find(value)
+        return dtype
+
+    def _find(self, value: int) -> DataType:
         typevar = self.graph.typevar_of_value(value)
         if typevar is None:
             return self.graph.values[value].dtype

@@ -25,8 +25,10 @@ def find_undecodable(message: Message) -> bytes | None:
     """
     if isinstance(message, onnx.TensorProto):  # printing or reading its data would copy it
         return _first((message.name, message.doc_string), message.external_data, message.metadata_props)
-    if message.ByteSize() <= SMALL and not _ESCAPED.search(str(message)):
-        return None
+    if message.ByteSize() <= SMALL:
+        is_plain = message.SerializeToString().isascii()  # several times faster than to print it
+        if is_plain or not _ESCAPED.search(str(message)):
+            return None
     for field, content in message.ListFields():
         items = content if field.is_repeated else (content,)
         if field.message_type is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,10 +160,11 @@ class _Checker:
         while waiting:
             nodes, scopes = waiting.pop()
             for node in nodes:
-                for name in node.input:
+                inputs = list(node.input)
+                for name in inputs:
                     if name and name not in scopes[0] and not any(name in scope for scope in scopes):
                         self._fail(f"reads '{name}', which nothing defines", _label(node))
-                for body in self._check_node(node, opsets):
+                for body in self._check_node(node, inputs, opsets):
                     if len(scopes) > MAX_NESTING:
                         self._fail(f"subgraphs are nested more than {MAX_NESTING} deep", _label(node))
                     inner = self._open(body, _label(node))
@@ -179,10 +180,33 @@ class _Checker:
         if not all(names):
             self._fail(f"an {kind} has no name", where)
 
-    def _check_node(self, node: onnx.NodeProto, opsets: Mapping[str, int]) -> Iterator[onnx.GraphProto]:
-        """Check an operator by itself; yields its subgraphs."""
+    def _check_node(
+        self, node: onnx.NodeProto, inputs: Sequence[str], opsets: Mapping[str, int]
+    ) -> list[onnx.GraphProto]:
+        """Check an operator by itself; returns its subgraphs."""
+        attributes = list(node.attribute)
+        bodies, graphs = self._check_attributes(node, attributes) if attributes else ({}, [])
+        domain, op_type = node.domain, node.op_type
+        if domain in ONNX_DOMAINS and not (
+            self.functions and (domain, op_type, node.overload) in self.functions
+        ):
+            opset = opsets.get("", 1)
+            given = [(attr.name, attr.type, attr.ref_attr_name != "") for attr in attributes]
+            kind = op_type, opset, *map(bool, inputs), len(node.output), *given
+            if kind not in self.sound:
+                self._check_form(node, opset)
+                self.sound.add(kind)
+            if op_type in _WITH_BODIES:
+                self._check_arity(node, bodies, opset)
+        return graphs
+
+    def _check_attributes(
+        self, node: onnx.NodeProto, attributes: Sequence[onnx.AttributeProto]
+    ) -> tuple[dict[str, onnx.GraphProto], list[onnx.GraphProto]]:
+        """Check attributes by themselves; returns the subgraph of each that holds one, and all subgraphs."""
         bodies: dict[str, onnx.GraphProto] = {}
-        for attr in node.attribute:
+        graphs: list[onnx.GraphProto] = []
+        for attr in attributes:
             if attr.ref_attr_name:
                 continue
             if attr.type == _Attr.UNDEFINED:
@@ -202,18 +226,9 @@ class _Checker:
                 self._check_tensor(tensor)
             if attr.HasField("g"):
                 bodies[attr.name] = attr.g
-                yield attr.g
-            yield from attr.graphs
-        op_type = node.op_type
-        if node.domain in ONNX_DOMAINS and (node.domain, op_type, node.overload) not in self.functions:
-            opset = opsets.get("", 1)
-            given = [(attr.name, attr.type, attr.ref_attr_name != "") for attr in node.attribute]
-            kind = op_type, opset, tuple(map(bool, node.input)), len(node.output), *given
-            if kind not in self.sound:
-                self._check_form(node, opset)
-                self.sound.add(kind)
-            if op_type in _WITH_BODIES:
-                self._check_arity(node, bodies, opset)
+                graphs.append(attr.g)
+            graphs += attr.graphs
+        return bodies, graphs
 
     def _check_form(self, node: onnx.NodeProto, opset: int) -> None:
         form = _form_of(node.op_type, opset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,11 @@ class DataType(StrEnum):
     OTHER = "other"  # complex, float8, int4 ...: never touched
     UNKNOWN = "unknown"  # nothing could infer it
 
+    __hash__ = str.__hash__  # that of Enum is written in Python
+
     @property
     def is_integer(self) -> bool:
-        return self.value.startswith(("int", "uint"))
+        return self.startswith(("int", "uint"))
 
     @property
     def itemsize(self) -> int:
@@ -107,9 +109,11 @@ class Tensor(Protocol):
     def numpy(self) -> npt.NDArray[np.generic]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A place where a value is read: input `slot` of `op`, or output `slot` of `scope` if op is None."""
+class Use(NamedTuple):
+    """A place where a value is read: input `slot` of `op`, or output `slot` of `scope` if op is None.
+
+    A tuple, because type variables are looked up by it all the time.
+    """
 
     op: int | None
     slot: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fp16conv.errors import PlanError
 from fp16conv.graph import Container, DataType, ModelGraph, Use
@@ -51,7 +51,13 @@ def replan_casts(graph: ModelGraph, dtypes: Mapping[int, DataType]) -> tuple[Cas
     return tuple(casts)
 
 
-def assignment_cost(graph: ModelGraph, costs: CostModel, dtypes: Mapping[int, DataType]) -> int:
-    """Total predicted time of an assignment in picoseconds, casts and launches included."""
+def assignment_cost(
+    graph: ModelGraph,
+    costs: CostModel,
+    dtypes: Mapping[int, DataType],
+    casts: Iterable[Cast] | None = None,
+) -> int:
+    """Total predicted time of an assignment in picoseconds, launches and casts included."""
+    casts = replan_casts(graph, dtypes) if casts is None else casts
     time = sum(costs.time(variable.id, dtypes[variable.id]) for variable in graph.typevars)
-    return costs.launches + time + sum(costs.casts[cast.value] for cast in replan_casts(graph, dtypes))
+    return costs.launches + time + sum(costs.casts[cast.value] for cast in casts)

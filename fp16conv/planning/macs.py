@@ -7,7 +7,7 @@ attention, Einsum. Integer and QLinear products are left out: precision plans do
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from fp16conv.graph import ModelGraph, Op, ScopeKind
@@ -30,6 +30,7 @@ class ShapeTable:
 
     graph: ModelGraph
     observed: Mapping[int, Shape]
+    _sizes: dict[int, int] = field(default_factory=dict, repr=False)
 
     def known(self, value: int | None) -> Shape | None:
         """Shape of a value, None where not even its rank is known."""
@@ -51,8 +52,11 @@ class ShapeTable:
         """Number of elements; `DEFAULT_DIM` where the rank is unknown, 0 for an absent value."""
         if value is None:
             return 0
-        shape = self.known(value)
-        return DEFAULT_DIM if shape is None else prod(shape)
+        size = self._sizes.get(value)
+        if size is None:
+            shape = self.known(value)
+            size = self._sizes[value] = DEFAULT_DIM if shape is None else prod(shape)
+        return size
 
     def input(self, op: Op, slot: int) -> Shape | None:
         return self.known(op.inputs[slot]) if slot < len(op.inputs) else None

@@ -100,7 +100,7 @@ def predict(
     """
     casts = replan_casts(graph, dtypes) if casts is None else casts
     before = costs.launches + sum(costs.fp32)
-    after = assignment_cost(graph, costs, dtypes)
+    after = assignment_cost(graph, costs, dtypes, casts)
     total = in_fp16 = 0
     for op, count in sorted(costs.macs.items()):
         main = main_typevar(graph, graph.ops[op])

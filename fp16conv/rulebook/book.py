@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar as Generic
 
 from fp16conv._data import rules_dir
+from fp16conv.collector import collection_paused
 from fp16conv.errors import RuleError, UsageError
 from fp16conv.rulebook.parsing import (
     Table,
@@ -73,6 +74,7 @@ class RuleBook:
         return _lookup(self.targets, identifier, "target")
 
 
+@collection_paused()
 def load_book(*user_files: Path) -> RuleBook:
     """Read the packaged rules and the user's rules files.
 
