@@ -21,7 +21,7 @@ __all__ = ["IsolationError", "isolated", "start_helper"]
 SECONDS = 5.0  # of CPU that one call may take, and more for large inputs
 BYTES_PER_SECOND = 100_000  # of input; onnx's inference does 50 times as much
 PATIENCE = 60  # wall seconds waited per CPU second, however busy the machine is
-MEMORY = 1 << 30  # bytes that one call may take, and more for large inputs
+MEMORY = 1 << 28  # bytes that one call may take, and more for large inputs
 MEMORY_PER_BYTE = 16  # of input; a parsed model is a few times its file
 
 P = ParamSpec("P")

@@ -242,7 +242,8 @@ def _kind(graph: ModelGraph, value: Value, shape: tuple[int, ...], longest: int)
 def _steps(graph: ModelGraph, op: Op) -> int:
     """Time steps that a recurrent operator surely has; its lengths must not be above."""
     shape = None if op.inputs[0] is None else graph.values[op.inputs[0]].shape
-    size = shape[1 if op.attrs.get("layout") else 0] if shape else None
+    axis = 1 if op.attrs.get("layout") else 0
+    size = shape[axis] if shape and axis < len(shape) else None
     return size if isinstance(size, int) and size > 0 else 1
 
 
@@ -288,21 +289,25 @@ def _reached(graph: ModelGraph, value: int) -> Iterator[tuple[Op, int]]:
 
 def _table_size(graph: ModelGraph, op: Op, slot: int) -> int | None:
     """Rows of the table an index selects from, None where the operator does not look it up."""
-    if op.op_type in ("Gather", "GatherElements") and slot == 1 and op.inputs[0] is not None:
-        shape = graph.values[op.inputs[0]].shape
-        axis = op.attrs.get("axis", 0)
-        if shape and isinstance(axis, int) and isinstance(dim := shape[axis], int):
-            return dim
+    if op.op_type in ("Gather", "GatherElements") and slot == 1:
+        return _rows(graph, op.inputs[0], op.attrs.get("axis", 0))
     if op.domain == "com.microsoft" and op.op_type == "EmbedLayerNormalization" and slot < 2:
-        table = op.inputs[2 + 2 * slot]  # word embedding for slot 0, segment embedding for slot 1
-        if table is not None and (shape := graph.values[table].shape) and isinstance(shape[0], int):
-            return shape[0]
-    if op.key == "aten::embedding.default" and slot == 1 and op.inputs[0] is not None:
-        rows = (graph.values[op.inputs[0]].shape or (None,))[0]
-        return rows if isinstance(rows, int) else None
+        table = 2 + 2 * slot  # word embedding for slot 0, segment embedding for slot 1
+        return _rows(graph, op.inputs[table]) if table < len(op.inputs) else None
+    if op.key == "aten::embedding.default" and slot == 1:
+        return _rows(graph, op.inputs[0])
     if op.op_type == "OneHot" and slot == 0 and (depth := graph.array(op.inputs[1])) is not None:
-        return int(np.asarray(depth).ravel()[0])
+        return int(np.asarray(depth).ravel()[0]) if np.size(depth) else None
     return None
+
+
+def _rows(graph: ModelGraph, table: int | None, axis: object = 0) -> int | None:
+    """The size of a table along an axis, where it has that axis and a known size."""
+    shape = None if table is None else graph.values[table].shape
+    if not shape or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        return None
+    rows = shape[axis]
+    return rows if isinstance(rows, int) else None
 
 
 def _make(recipe: Recipe, rng: np.random.Generator, batch: int) -> npt.NDArray[Any]:

@@ -108,6 +108,21 @@ def test_integers_stay_inside_the_table_they_index() -> None:
     assert ids.max() == 5
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[5] t, int64[3] i) => (float[m] y) { y = GatherElements<axis=1>(t, i) }",
+        "g (float[5] t, int64[3] i) => (float[m] y) { y = Gather<axis=-2>(t, i) }",
+        "g (float t, int64[3] i) => (float[m] y) { y = Gather(t, i) }",
+        "g (float[5] t, int64[3] i) => (float[m] y) <int64[0] d = {}> { y = OneHot(i, d, t) }",
+        "g (float[5] t, float[1,8,5] w, int32[3] i) => (float[m] y) { y = RNN<hidden_size=8>(t, w, w, , i) }",
+    ],
+)
+def test_axes_that_a_table_lacks_say_nothing(text: str) -> None:
+    batch = next(iter(synthesize(graph(text))))
+    assert batch["i"].shape == (3,)
+
+
 def test_masks_are_mostly_ones_and_lengths_fit() -> None:
     g = graph(
         "g (int64[b, s] attention_mask, int64[b, s] input_ids, int64[b] lengths, bool[b, s] pad_mask) "
