@@ -31,7 +31,6 @@ TABLE = ROOT / "docs" / "benchmarks.md"
 
 Rows = list[dict[str, object]]
 
-CONVERT = "import sys, fp16conv; fp16conv.convert(sys.argv[1], sys.argv[2], validate=False)"
 PLAIN = """
 import sys, numpy as np, onnxruntime as ort
 session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
@@ -110,7 +109,7 @@ def bench_operators(folder: Path, rounds: int, peers: Sequence[str]) -> Rows:
         source, target = folder / f"chain{count}.onnx", folder / "out.onnx"
         make_chain(count, source)
         names = [str(source), str(target)]
-        commands = {"fp16conv": [sys.executable, "-c", CONVERT, *names]}
+        commands = {"fp16conv": _convert(source, target)}
         if count <= 4_000:
             commands |= _peer_commands(names, peers, folder)
         found = interleave(commands, rounds)
@@ -118,10 +117,14 @@ def bench_operators(folder: Path, rounds: int, peers: Sequence[str]) -> Rows:
         times[count] = median(found["fp16conv"]).cpu
     empty = folder / "chain4.onnx"
     make_chain(4, empty)
-    start = [sys.executable, "-c", CONVERT, str(empty), str(folder / "out.onnx")]
-    base = median(interleave({"start": start}, rounds)["start"]).cpu
+    base = median(interleave({"start": _convert(empty, folder / "out.onnx")}, rounds)["start"]).cpu
     exponent = math.log((times[16_000] - base) / (times[1_000] - base)) / math.log(16)
     return [*rows, {"case": "growth from 1,000 to 16,000 operators, start-up left out", "exponent": exponent}]
+
+
+def _convert(source: Path, target: Path) -> list[str]:
+    flags = ["--no-validate", "--quiet"]
+    return [sys.executable, "-m", "fp16conv", "convert", str(source), "-o", str(target), *flags]
 
 
 def _peer_commands(names: list[str], peers: Sequence[str], folder: Path) -> dict[str, list[str]]:
@@ -149,7 +152,7 @@ def bench_weights(folder: Path, rounds: int, peers: Sequence[str], gigabytes: fl
     make_weights(gigabytes, source)
     commands = {
         "cp": ["sh", "-c", f"cp '{data}' '{folder}/copy' && sync '{folder}/copy'"],
-        "fp16conv": [sys.executable, "-c", CONVERT, str(source), str(folder / "large16.onnx")],
+        "fp16conv": _convert(source, folder / "large16.onnx"),
     }
     rows = _rows(f"{gigabytes:g} GB of external weights", interleave(commands, rounds, math.inf), "cp")
     for file in folder.iterdir():
@@ -192,7 +195,7 @@ def bench_validation(folder: Path, rounds: int, peers: Sequence[str]) -> Rows:
             np.savez(batch, **{given.name: rng.random(shape, np.float32)})
         converted = folder / "converted.onnx"
         files = [str(b) for b in batches]
-        interleave({"convert": [sys.executable, "-c", CONVERT, str(source), str(converted)]}, 1)
+        interleave({"convert": _convert(source, converted)}, 1)
         flags = [argument for file in files for argument in ("--data", file)]
         verify = [sys.executable, "-m", "fp16conv", "validate", str(source), str(converted), *flags]
         commands = {
