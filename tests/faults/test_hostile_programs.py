@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -129,3 +130,15 @@ def test_a_member_whose_checksum_is_wrong(members: Members, tmp_path: Path) -> N
     path.write_bytes(content[:at] + b'"SCHEMA_VERSION"' + content[at + 16 :])
     with pytest.raises(ModelError, match=r"(cannot be unpacked|truncated)"):
         fx.load(path)
+
+
+def test_what_torch_says_of_a_broken_file_is_no_traceback(
+    members: Members, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def edit(tree: Any) -> None:
+        del tree["graph_module"]["graph"]
+
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        fx.load(_write(_edited(members, edit), tmp_path / "m.pt2"))
+    assert capfd.readouterr().err == ""
+    assert logging.root.manager.disable == logging.NOTSET

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -52,7 +54,8 @@ def load_program(
 
     Args:
         source: a .pt2 file (loaded without running code from it), `package.module:factory` (a callable
-            that returns a module, or a module and its example inputs), an ExportedProgram, a GraphModule or
+            that returns a module, or a tuple of it, its example inputs, their keywords and its
+            `dynamic_shapes`, as many of these as it needs), an ExportedProgram, a GraphModule or
             an nn.Module. A module is exported in eval mode; it is not changed.
         args: example inputs of a module.
         kwargs: example inputs by name.
@@ -74,7 +77,7 @@ def load_program(
         module = source
     elif FACTORY.fullmatch(os.fspath(source)):
         name = os.fspath(source)
-        module, args, kwargs = _build(name, args, kwargs)
+        module, args, kwargs, dynamic_shapes = _build(name, args, kwargs, dynamic_shapes)
     else:
         name = os.fspath(source)
         program = _load_file(Path(source))
@@ -89,7 +92,7 @@ def load_program(
 def _load_file(path: Path) -> ExportedProgram:
     check_archive(path)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _no_logs():
             warnings.simplefilter("ignore")
             program: ExportedProgram = torch.export.load(path)
     except Exception as error:  # torch raises whatever it meets in a malformed file
@@ -101,6 +104,17 @@ def _load_file(path: Path) -> ExportedProgram:
         ) from error
     program._guards_code = []  # source text that would be compiled; shapes are checked by what runs
     return program
+
+
+@contextlib.contextmanager
+def _no_logs() -> Iterator[None]:
+    """Where torch raises, it logs a traceback too."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
 
 
 def call_factory(name: str) -> Any:
@@ -124,18 +138,27 @@ def call_factory(name: str) -> Any:
 
 
 def _build(
-    name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-) -> tuple[torch.nn.Module, Sequence[Any] | None, Mapping[str, Any] | None]:
+    name: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> tuple[torch.nn.Module, Sequence[Any] | None, Mapping[str, Any] | None, Any]:
+    """What a factory gives, filled up with what the caller gives; the caller's inputs win."""
     made = call_factory(name)
     if isinstance(made, torch.nn.Module):
-        return made, args, kwargs
-    if isinstance(made, tuple) and made and isinstance(made[0], torch.nn.Module) and len(made) in (2, 3):
-        given = made[1] if isinstance(made[1], tuple | list) else (made[1],)
-        named = made[2] if len(made) == 3 else kwargs
-        return made[0], given if args is None else args, named
-    raise UsageError(
-        f"'{name}' returns {type(made).__name__}",
-        hint="return a torch.nn.Module, or (module, example_inputs), or (module, args, kwargs)",
+        return made, args, kwargs, dynamic_shapes
+    if not (
+        isinstance(made, tuple) and made and isinstance(made[0], torch.nn.Module) and len(made) in (2, 3, 4)
+    ):
+        raise UsageError(
+            f"'{name}' returns {type(made).__name__}",
+            hint="return a torch.nn.Module, or (module, example_inputs), or (module, args, kwargs), or "
+            "(module, args, kwargs, dynamic_shapes)",
+        )
+    module, given, named, shapes = (*made, *(None,) * (4 - len(made)))
+    given = given if isinstance(given, tuple | list) else (given,)
+    return (
+        module,
+        given if args is None else args,
+        kwargs if named is None else named,
+        shapes if dynamic_shapes is None else dynamic_shapes,
     )
 
 
@@ -191,6 +214,7 @@ def _export(
             warnings.simplefilter("ignore")
             return torch.export.export(module, *call, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # the model's own code runs here
+        _require_run(module, call, name)
         raise ModelError(
             "torch.export cannot capture the module",
             where=name,
@@ -200,6 +224,21 @@ def _export(
     finally:
         for m in switched:
             m.training = True
+
+
+def _require_run(module: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], name: str) -> None:
+    """Raise if the module does not run on the inputs at all: then it is not the capture that fails."""
+    args, kwargs = call
+    try:
+        with torch.no_grad():
+            module(*args, **kwargs)
+    except Exception as error:  # the model's own code
+        raise ModelError(
+            "the module does not run on the example inputs",
+            where=name,
+            why=_first_line(error),
+            hint="check their number, order, shapes and types",
+        ) from error
 
 
 def _functionalize(program: ExportedProgram, name: str) -> ExportedProgram:
