@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 
 from fp16conv.collector import collection_paused
 from fp16conv.conversion.loss_guard import refuse_losses
-from fp16conv.errors import DataError, ValidationError
+from fp16conv.errors import DataError, UsageError, ValidationError
 from fp16conv.evidence.bounds import prove_bounds
 from fp16conv.evidence.calibration import Calibration, calibrate
 from fp16conv.evidence.constants import constant_facts
@@ -25,6 +25,7 @@ from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
 from fp16conv.execution.fitting import fit_synthetic
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
+from fp16conv.frontends.sources import is_torch_source
 from fp16conv.graph import DataType, ModelGraph, RangeFact
 from fp16conv.planning.costs import CostModel, estimate_costs
 from fp16conv.planning.devices import load_device
@@ -396,6 +397,11 @@ def load_model(model: str | os.PathLike[str] | LoadedModel) -> LoadedModel:
     """Read an .onnx file; see `fp16conv.load`. A loaded model is returned as it is."""
     if isinstance(model, LoadedModel):
         return model
+    if is_torch_source(model):
+        raise UsageError(
+            f"'{model}' is a PyTorch program, and this takes ONNX models",
+            hint="'fp16conv export' writes it as .onnx",
+        )
     loaded = load_onnx(model)
     refuse_losses(loaded.proto, str(model))
     return loaded

@@ -7,7 +7,7 @@ import math
 import torch
 from torch.fx import Node
 
-from fp16conv.errors import ValidationError
+from fp16conv.errors import Fp16convError, ValidationError
 from fp16conv.evidence.calibration import Calibration
 from fp16conv.evidence.summary import RangeSummary
 from fp16conv.execution.feeds import FeedSource
@@ -30,6 +30,7 @@ def calibrate_program(loaded: LoadedProgram, feeds: FeedSource) -> Calibration:
 
     Raises:
         ValidationError: the FP32 program does not run on these inputs.
+        DataError: the program was not exported for the size of an input.
     """
     graph = loaded.graph
     summaries: dict[int, RangeSummary] = {}
@@ -61,7 +62,7 @@ def calibrate_program(loaded: LoadedProgram, feeds: FeedSource) -> Calibration:
                 see(value, torch.from_numpy(batch[name]))
         try:
             run_program(loaded.program, batch, observe, where=loaded.source)
-        except ValidationError:
+        except Fp16convError:
             raise
         except Exception as error:  # the program's own calls
             raise ValidationError(

@@ -15,7 +15,7 @@ from torch.fx import Interpreter, Node
 from torch.fx.node import map_aggregate, map_arg
 
 from fp16conv import half
-from fp16conv.errors import ValidationError
+from fp16conv.errors import DataError, ValidationError
 from fp16conv.execution.switches import Slot as Rounding
 from fp16conv.execution.switches import group_readers
 from fp16conv.execution.traits import is_exact_operator
@@ -150,6 +150,7 @@ class ProgramRunner:
 
         Raises:
             ValidationError: an input is missing.
+            DataError: the program was not exported for the size of an input.
             Exception: whatever a call raises.
         """
         run = ProgramRun()
@@ -177,8 +178,23 @@ class ProgramRunner:
         array = np.array(batch[node.name])
         if not isinstance(fake, torch.Tensor):
             return array.item()
+        self._check_sizes(node.name, array, fake)
         tensor = torch.from_numpy(array)
         return tensor.to(fake.dtype) if tensor.dtype != fake.dtype else tensor
+
+    def _check_sizes(self, name: str, array: npt.NDArray[Any], fake: torch.Tensor) -> None:
+        """Sizes that the program was not exported for may give wrong numbers without an error."""
+        for axis, (size, dim) in enumerate(zip(array.shape, fake.shape, strict=False)):
+            if isinstance(dim, int):
+                continue
+            bounds = self._program.range_constraints.get(dim.node.expr)
+            if bounds is not None and not bounds.lower <= size <= bounds.upper:
+                raise DataError(
+                    f"input '{name}' has size {size} on axis {axis}",
+                    where=self._where,
+                    why=f"the program was exported for {bounds.lower} to {bounds.upper}",
+                    hint="give other data or --shape, or export it for these sizes",
+                )
 
 
 def run_program(

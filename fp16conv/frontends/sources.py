@@ -59,7 +59,7 @@ def hint_at_source(path: str) -> str:
         ('', '')
     """
     name = _PYTHON_FILE.search(path) or _MODULE.fullmatch(path)
-    if name is None or path.endswith(".onnx"):
+    if name is None or PurePath(path).suffix.lower() in (*TORCH_SUFFIXES, ".onnx"):
         return ""
     factory = f"{name['module']}:{name['factory'] or 'build'}"
     return f"name PyTorch code as package.module:factory, importable from here: {factory}"

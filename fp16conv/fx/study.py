@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fp16conv.conversion.fx import convert_program
-from fp16conv.errors import ConversionError, UsageError, ValidationError
+from fp16conv.errors import ConversionError, DataError, UsageError, ValidationError
 from fp16conv.evidence.calibration import Calibration
 from fp16conv.evidence.fx import calibrate_program
 from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
@@ -133,7 +133,13 @@ def load_source(source: Source, options: Options) -> LoadedProgram:
 def open_feeds(loaded: LoadedProgram, options: Options) -> FeedSource:
     """The user's data; else the program's example inputs; else made-up ones."""
     if options.data:
-        return load_feeds([Path(p) for p in options.data], loaded.graph, labels=options.labels)
+        try:
+            return load_feeds([Path(p) for p in options.data], loaded.graph, labels=options.labels)
+        except DataError as error:
+            if error.hint or loaded.call is None:
+                raise
+            hint = "sizes are those of the example inputs unless the factory returns dynamic_shapes too"
+            raise DataError(error.what, where=error.where, why=error.why, hint=hint) from None
     if loaded.example is not None and not options.shapes and not options.input_ranges:
         text = "the example inputs of the program"
         return FeedSource("synthetic", text, (partial(dict, loaded.example),), is_example=True)

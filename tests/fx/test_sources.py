@@ -18,7 +18,7 @@ from torch import nn
 
 from fp16conv import api, fx
 from fp16conv.batch import find_models
-from fp16conv.errors import Fp16convError, ModelError, UsageError
+from fp16conv.errors import DataError, Fp16convError, ModelError, UsageError
 from fp16conv.frontends.sources import is_torch_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export warns about itself
@@ -32,6 +32,7 @@ def paired(): return plain(), (torch.ones(2, 4),)
 def single(): return plain(), torch.ones(2, 4)
 def broken(): raise RuntimeError("no weights here")
 def number(): return 7
+def dynamic(): return plain(), (torch.ones(2, 4),), None, ({0: torch.export.Dim("batch", min=2, max=8)},)
 ready = plain()
 
 class Named(nn.Module):
@@ -187,6 +188,22 @@ def test_a_factory_gives_module_and_inputs(factories: str, name: str) -> None:
     report = api.analyze(f"{factories}:{name}")
     assert report.ok
     assert report.decisions.macs_share == 1.0
+
+
+def test_a_factory_may_give_dynamic_shapes(factories: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "batch.npz", input=np.ones((5, 4), np.float32))
+    report = api.analyze(f"{factories}:dynamic", data=tmp_path / "batch.npz")
+    assert report.evidence is not None
+    assert not report.evidence.synthetic
+    with pytest.raises(DataError, match="exported for 2 to 8"):
+        api.analyze(f"{factories}:dynamic", shapes={"input": (9, 4)})
+    with pytest.raises(DataError, match="unless the factory returns dynamic_shapes"):
+        api.analyze(f"{factories}:paired", data=tmp_path / "batch.npz")
+
+
+def test_a_module_that_does_not_run_is_told_from_one_that_is_not_captured() -> None:
+    with pytest.raises(ModelError, match="does not run on the example inputs"):
+        fx.load(nn.Linear(4, 3), (torch.ones(2, 5),))
 
 
 def test_a_module_in_a_module_is_a_source_too(factories: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fp16conv.errors import ValidationError
+from fp16conv.errors import Fp16convError, ValidationError
 from fp16conv.execution.fx import ProgramRunner, Roundings
 from fp16conv.frontends.fx.program import LoadedProgram
 
@@ -40,7 +40,7 @@ class ProgramOutputs:
         """
         try:
             run = self._runner.run(batch, rounded=rounded)
-        except ValidationError:
+        except Fp16convError:
             raise
         except Exception as error:  # the program's own calls
             raise ValidationError("does not run", where=self._loaded.source, why=first_line(error)) from error
