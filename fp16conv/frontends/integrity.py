@@ -187,9 +187,16 @@ class _Checker:
         attributes = list(node.attribute)
         bodies, graphs = self._check_attributes(node, attributes) if attributes else ({}, [])
         domain, op_type = node.domain, node.op_type
-        if domain in ONNX_DOMAINS and not (
-            self.functions and (domain, op_type, node.overload) in self.functions
-        ):
+        callee = self.functions.get((domain, op_type, node.overload)) if self.functions else None
+        if callee is not None:
+            for side, given_names, taken in (
+                ("input", inputs, callee.input),
+                ("output", node.output, callee.output),
+            ):
+                if len(given_names) > len(taken):
+                    what = f"has {len(given_names)} {side}s, the function has {len(taken)}"
+                    self._fail(what, _label(node))
+        elif domain in ONNX_DOMAINS:
             opset = opsets.get("", 1)
             given = [(attr.name, attr.type, attr.ref_attr_name != "") for attr in attributes]
             kind = op_type, opset, *map(bool, inputs), len(node.output), *given

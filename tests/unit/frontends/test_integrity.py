@@ -345,6 +345,15 @@ def test_functions_that_call_themselves() -> None:
             check_integrity(_functions(bodies), Path("m.onnx"))
 
 
+@pytest.mark.parametrize(("side", "count"), [("input", 1), ("output", 1)])
+def test_calls_with_more_than_the_function_has(side: str, count: int) -> None:
+    model = _functions({"a": ["Relu"]})
+    check_integrity(model, Path("m.onnx"))
+    getattr(model.graph.node[0], side).append("x" if side == "input" else "more")
+    with pytest.raises(ModelError, match=rf"has {count + 1} {side}s, the function has {count}"):
+        check_integrity(model, Path("m.onnx"))
+
+
 def test_chains_of_functions() -> None:
     def chain(length: int, width: int) -> onnx.ModelProto:
         calls = {f"f{i}": [f"f{i + 1}"] * width for i in range(length)}
