@@ -296,7 +296,7 @@ def validate(
         atol: allowed root mean square error per output, on top.
         allow_integer_changes: integer outputs may differ.
         provider: auto, emulated or cuda.
-        per_op: also tell which operators cause the error (ONNX only; at most 32 emulated runs more).
+        per_op: also tell which operators cause the error (at most 32 runs more).
         progress: told about each step.
         **inputs: see `InputWords`.
 
@@ -308,11 +308,6 @@ def validate(
         ModelError, DataError, UsageError: as in `analyze`.
     """
     if are_torch_sources(reference, candidate):
-        if per_op:
-            raise UsageError(
-                "--per-op ranks the operators of ONNX models, not of PyTorch programs",
-                hint="'fp16conv convert' names the operators that cause an error that is out of tolerance",
-            )
         compared: ValidateReport = _torch_verbs().validate(
             reference,
             candidate,
@@ -320,6 +315,7 @@ def validate(
             atol=atol,
             allow_integer_changes=allow_integer_changes,
             provider=provider,
+            per_op=per_op,
             progress=progress,
             **inputs,
         )
@@ -327,8 +323,9 @@ def validate(
     from fp16conv.job import Comparison
 
     chosen = read_options(**inputs)
-    first, second = load_model(reference), load_model(candidate)
     with Runtime() as runtime:
+        runtime.start()
+        first, second = load_model(reference), load_model(candidate)
         feeds = open_feeds(first, chosen, runtime)
         _tell(progress, "comparing")
         comparison = Comparison(rtol, atol, allow_integer_changes, provider)

@@ -38,7 +38,7 @@ rounded, sums inside one operator stay FP32. Synthetic inputs prove little.
 @click.argument("candidate")
 @input_flags
 @tolerance_flags
-@click.option("--per-op", is_flag=True, help="Rank the operators by the error that they cause (ONNX).")
+@click.option("--per-op", is_flag=True, help="Rank the operators by the error that they cause.")
 @report_flags
 @level_flags
 @click.pass_obj

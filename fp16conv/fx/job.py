@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
@@ -17,8 +18,10 @@ from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.reporting.report import Check
 from fp16conv.validation.compare import Provider, ValidationResult
 from fp16conv.validation.fx.compare import compare_programs
+from fp16conv.validation.fx.probe import ProgramProbe
+from fp16conv.validation.per_operator import OperatorErrors, rank_by, read_precisions, read_saturated
 
-__all__ = ["ProgramComparison", "ProgramJob"]
+__all__ = ["ProgramComparison", "ProgramJob", "rank_calls"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +81,36 @@ class ProgramJob(ConversionJob):
         self._tell("comparing with FP32")
         self._result = self.tolerance.run(self.study.loaded, candidate, self.study.feeds)
         return accept or self._result.ok
+
+
+def rank_calls(
+    reference: LoadedProgram,
+    candidate: LoadedProgram,
+    feeds: FeedSource,
+    errors: Mapping[int, float],
+    comparison: ProgramComparison,
+) -> OperatorErrors:
+    """Put the error of a converted program down to its calls.
+
+    Args:
+        reference: the FP32 program.
+        candidate: what the converter made of it.
+        feeds: batches of inputs for the reference.
+        errors: relative L2 error per value id of the reference.
+        comparison: the tolerance, and whose half kernels run.
+
+    Raises:
+        ValidationError: the calls do not correspond, or the FP32 program does not run.
+    """
+    dtypes = read_precisions(reference.graph, candidate.graph)
+    with ProgramProbe(
+        reference,
+        feeds,
+        {"saturated": read_saturated(reference.graph, candidate.graph)},
+        device="cuda" if comparison.provider == "cuda" else "cpu",
+        rtol=comparison.rtol,
+        atol=comparison.atol,
+        allow_integer_changes=comparison.allow_integer_changes,
+        batches=len(feeds),
+    ) as probe:
+        return rank_by(probe, dtypes, errors, comparison.rtol)

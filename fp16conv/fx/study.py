@@ -35,8 +35,9 @@ from fp16conv.validation.fx.depth import errors_of_program
 from fp16conv.validation.fx.probe import ProgramProbe
 from fp16conv.validation.probe import rewritten_by
 
-__all__ = ["ProgramStudy", "Source", "load", "load_source", "open_feeds", "start_study"]
+__all__ = ["ERROR_NOTE", "ProgramStudy", "Source", "load", "load_source", "open_feeds", "start_study"]
 
+ERROR_NOTE: Final = "the first batch, the converted program on PyTorch's half kernels"
 TARGET: Final = "torch-cuda"
 Source: TypeAlias = TorchSource | LoadedProgram
 
@@ -98,7 +99,7 @@ class ProgramStudy(StudyBase):
             program = convert_program(self.loaded, plan)
             limit = self.options.memory_limit
             errors = errors_of_program(self.loaded, program, batch, self.shapes, limit)
-        return errors, "the first batch, the converted program on PyTorch's half kernels"
+        return errors, ERROR_NOTE
 
 
 def load(

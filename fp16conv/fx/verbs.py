@@ -15,23 +15,27 @@ import fp16conv
 from fp16conv.conversion.save import save
 from fp16conv.errors import UsageError
 from fp16conv.frontends.fx.export import export_program
-from fp16conv.fx.job import ProgramComparison, ProgramJob
-from fp16conv.fx.study import ProgramStudy, Source, load, load_source, open_feeds, start_study
+from fp16conv.fx.job import ProgramComparison, ProgramJob, rank_calls
+from fp16conv.fx.study import ERROR_NOTE, ProgramStudy, Source, load, load_source, open_feeds, start_study
 from fp16conv.graph import DataType
 from fp16conv.inspection import diff_graphs, explain_operator, find_operator
 from fp16conv.job import MAX_REPAIRS
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.serialize import bind_plan, load_plan
-from fp16conv.reporting.comparison import find_in_validation, summarize_validation
+from fp16conv.reporting.comparison import find_in_validation, summarize_operators, summarize_validation
 from fp16conv.reporting.details import Details
 from fp16conv.reporting.inspection import DiffReport, ExplainReport
+from fp16conv.reporting.inventory import list_converted
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import AnalyzeReport, ConvertReport, HalfOutcome, Repair, ValidateReport
+from fp16conv.reporting.source_lines import add_source_lines
 from fp16conv.reporting.tuning import TuneReport
 from fp16conv.reports import report_analysis, report_conversion
+from fp16conv.rulebook.book import load_book
 from fp16conv.study import InputWords, OptionWords, describe_evidence, read_options
 from fp16conv.tuner import ATOL_SHARE, run_tuning
 from fp16conv.validation.compare import Provider, ValidationResult
+from fp16conv.validation.fx.depth import errors_of_program
 from fp16conv.validation.fx.half import try_half
 from fp16conv.validation.metrics import ATOL, RTOL
 
@@ -267,6 +271,7 @@ def validate(
     atol: float = ATOL,
     allow_integer_changes: bool = False,
     provider: Provider = "auto",
+    per_op: bool = False,
     progress: Progress | None = None,
     **inputs: Unpack[InputWords],
 ) -> ValidateReport:
@@ -277,7 +282,20 @@ def validate(
     _tell(progress, "comparing")
     comparison = ProgramComparison(rtol, atol, allow_integer_changes, provider)
     result = comparison.run(first, second, feeds)
-    return ValidateReport(
+    errors: dict[int, float] = {}
+    if per_op or options.details:
+        _tell(progress, "measuring every value")
+        errors = errors_of_program(first, second.program, next(iter(feeds)), {}, options.memory_limit)
+    blamed = None
+    if per_op:
+        _tell(progress, "finding the operators that cause the error")
+        found = rank_calls(first, second, feeds, errors, comparison)
+        blamed = summarize_operators(first.graph, found, load_book().patterns)
+    details = None
+    if options.details:
+        named = {first.graph.values[value].name: error for value, error in errors.items()}
+        details = list_converted(second.graph, errors=named, error_note=ERROR_NOTE)
+    report = ValidateReport(
         tool_version=fp16conv.__version__,
         options=options.recorded(),
         reference=first.source,
@@ -285,7 +303,10 @@ def validate(
         evidence=describe_evidence(feeds, options, result.batches),
         validation=summarize_validation(result),
         findings=find_in_validation(result),
+        details=details,
+        per_operator=blamed,
     )
+    return add_source_lines(report, first.graph)
 
 
 def _check_output(output: str | os.PathLike[str]) -> Path:

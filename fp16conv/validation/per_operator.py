@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,13 +15,14 @@ from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, ModelGraph, Op
 from fp16conv.half import MAX, round_to_fp16
+from fp16conv.rulebook.families import family
 from fp16conv.rulebook.rescaling import RESTORED, find_region
 from fp16conv.validation.attribution import Blame, attribute
 from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.metrics import ATOL, RTOL
-from fp16conv.validation.probe import Probe
+from fp16conv.validation.probe import Probe, ProbeBase
 
-__all__ = ["OperatorErrors", "rank_operators", "read_precisions"]
+__all__ = ["OperatorErrors", "rank_by", "rank_operators", "read_precisions", "read_saturated"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def rank_operators(
         reference,
         feeds,
         runtime,
-        saturated=_saturated(reference.graph, candidate.graph),
+        saturated=read_saturated(reference.graph, candidate.graph),
         folded=_folded(reference.graph, candidate.graph),
         rescaled=_rescaled(reference.graph, candidate.graph),
         rtol=rtol,
@@ -112,15 +113,27 @@ def rank_operators(
         allow_integer_changes=allow_integer_changes,
         batches=len(feeds),
     ) as probe:
-        blames = attribute(probe, dtypes)
-    errors = errors_of_model(reference, candidate, next(iter(feeds)), runtime)
+        errors = errors_of_model(reference, candidate, next(iter(feeds)), runtime)
+        return rank_by(probe, dtypes, errors, rtol)
+
+
+def rank_by(
+    probe: ProbeBase, dtypes: Sequence[DataType], errors: Mapping[int, float], rtol: float
+) -> OperatorErrors:
+    """Put the error of an assignment down to its operators.
+
+    Args:
+        probe: measures.
+        dtypes: FLOAT or FLOAT16 per type variable id.
+        errors: relative L2 error per value id.
+        rtol: error from which a result is beyond the tolerance.
+    """
+    blames = attribute(probe, dtypes)
     beyond = (
-        op
-        for op in reference.graph.ops
-        if any(v is not None and errors.get(v, 0.0) > rtol for v in op.outputs)
+        op for op in probe.graph.ops if any(v is not None and errors.get(v, 0.0) > rtol for v in op.outputs)
     )
     first = next(beyond, None)
-    return OperatorErrors(blames, errors, None if first is None else first.id)
+    return OperatorErrors(blames, dict(errors), None if first is None else first.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +189,7 @@ def _length(op: Op, following: Sequence[Op]) -> int:
 
 
 def _computing(graph: ModelGraph) -> list[Op]:
-    return [op for op in graph.ops if op.key not in ("Cast", "Constant") and not _restores(graph, op)]
+    return [op for op in graph.ops if family(op) not in ("Cast", "Constant") and not _restores(graph, op)]
 
 
 def _restores(graph: ModelGraph, op: Op) -> bool:
@@ -211,17 +224,17 @@ def _rescaled(reference: ModelGraph, candidate: ModelGraph) -> dict[int, int]:
     return found
 
 
-def _saturated(reference: ModelGraph, candidate: ModelGraph) -> tuple[int, ...]:
-    """Constants beyond FP16's range that are finite FP16 numbers in the candidate."""
+def read_saturated(reference: ModelGraph, candidate: ModelGraph) -> tuple[int, ...]:
+    """Constants beyond FP16's range that are finite FP16 numbers in the candidate (literals of any type)."""
     found: set[int] = set()
     for pair in _pairs(reference, candidate):
         if pair.is_rewritten:
             continue
         for before, after in zip(pair.original.inputs, pair.first.inputs, strict=False):
             old, new = reference.array(before), candidate.array(after)
-            if before is None or old is None or new is None or new.dtype != np.float16:
+            if before is None or old is None or new is None or old.dtype != np.float32:
                 continue
-            if old.dtype == np.float32 and np.isfinite(new).all() and np.abs(old).max(initial=0.0) > MAX:
+            if np.abs(old).max(initial=0.0) > MAX >= np.abs(new).max(initial=0.0):
                 found.add(before)
     return tuple(sorted(found))
 

@@ -16,6 +16,7 @@ from fp16conv.errors import UsageError
 from fp16conv.graph import DataType
 from fp16conv.reporting.renderers import RENDERERS
 from fp16conv.reporting.report import AnalyzeReport
+from fp16conv.validation.per_operator import read_precisions, read_saturated
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export and torch.onnx warn about themselves
 
@@ -111,8 +112,33 @@ def test_a_pytorch_program_is_not_compared_with_an_onnx_file(source: str, tmp_pa
     for verb in (api.validate, api.diff):
         with pytest.raises(UsageError, match="compare two of one kind"):
             verb(source, "net.onnx")
-    with pytest.raises(UsageError, match="--per-op"):
-        api.validate(source, source, per_op=True)
+
+
+def test_validate_ranks_the_calls_of_a_converted_program(source: str, tmp_path: Path) -> None:
+    fx.convert(source, tmp_path / "half.pt2")
+    report = api.validate(source, tmp_path / "half.pt2", per_op=True, details=True)
+    assert report.per_operator is not None
+    assert [op.op_type for op in report.per_operator.operators] == ["aten::linear.default"]
+    assert report.per_operator.operators[0].error == report.details.operators[1].error  # type: ignore[union-attr]
+    assert "fc/linear" in report.source_lines
+    nothing = api.validate(source, source, per_op=True)
+    assert nothing.per_operator is not None
+    assert nothing.per_operator.operators == ()
+
+
+def test_precisions_are_read_off_a_converted_program() -> None:
+    """What was decided is what is found: casts by `dtype` arguments, literals that saturate, odd calls."""
+    for module, example in ((Odd(), torch.randn(4, 16)), (Masked(), torch.randn(4, 16))):
+        conversion = fx.convert_module(module, (example,))
+        reference, candidate = fx.load(module, (example,)), fx.load(conversion.program)
+        planned = {
+            d.typevar: d.dtype for d in conversion.plan.decisions if d.op_type != "aten::_to_copy.default"
+        }
+        found = read_precisions(reference.graph, candidate.graph)
+        assert {v: found[v] for v in planned} == planned
+        saturated = read_saturated(reference.graph, candidate.graph)
+        assert saturated == tuple(conversion.plan.saturated)
+    assert saturated  # the mask's
 
 
 def test_example_inputs_are_no_seed(source: str) -> None:
@@ -154,6 +180,16 @@ class Odd(nn.Module):
         y = torch.cond(y.sum() > 100, lambda t: t * 2.0, lambda t: t - 1.0, (y,))
         y = torch.fft.irfft(torch.fft.rfft(y), n=16)
         return self.leave(y) + self.total
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.enter(x).masked_fill(x > 1, -1e9), -1)
 
 
 def test_what_keeps_its_types_is_said_at_each_operator(tmp_path: Path) -> None:
