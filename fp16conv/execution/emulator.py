@@ -11,12 +11,12 @@ variable.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
 from fp16conv.execution.accumulation import split_reductions
-from fp16conv.execution.retyping import retype_model
+from fp16conv.execution.retyping import forget_shapes, renew_shapes, retype_model
 from fp16conv.execution.rounded_constants import replace_folded, replace_rounded
 from fp16conv.execution.rounding import DEFAULT, EmulationOptions, Rounder
 from fp16conv.execution.traits import is_exact
@@ -47,7 +47,9 @@ def emulate_model(model: ir.Model, *, options: EmulationOptions = DEFAULT) -> ir
     work, rounder, notes, narrow = retype_model(model, options)
     if options.fp16_accumulation:
         split_reductions(work, rounder, narrow)
-    return _finish(work, notes)
+        forget_shapes(work)
+    work.meta[_NOTES] = tuple(notes)
+    return work
 
 
 def emulation_notes(model: ir.Model) -> tuple[str, ...]:
@@ -106,6 +108,8 @@ class _PlanEmulation:
         self.rounder = Rounder(work, options)
 
     def run(self) -> ir.Model:
+        if not self.options.fp16_accumulation:
+            renew_shapes(self.work)
         for op in self.graph.ops:
             self._round_attributes(op.id)
         for value in self.graph.values:
@@ -119,7 +123,8 @@ class _PlanEmulation:
                 if any(self.is_fp16[t] and self.graph.typevars[t].defs for t in op.typevars)
             }
             split_reductions(self.work, self.rounder, narrow)
-        return _finish(self.work, ())
+            forget_shapes(self.work)
+        return self.work
 
     def _round_attributes(self, op: int) -> None:
         """Numbers in attributes (fill values, split points) have the dtype of the operator's FP16 results."""
@@ -221,22 +226,6 @@ class _PlanEmulation:
                 return  # the name of an input or initializer cannot name another value
             twin.name, replacement.name = self.rounder.fresh(twin.name, "raw"), twin.name
         graph.outputs[use.slot] = replacement
-
-
-def _finish(work: ir.Model, notes: Iterable[str]) -> ir.Model:
-    """Drop the declared shapes of results.
-
-    Where symbolic names in a file are wrong, ONNX Runtime would share buffers between values of two sizes.
-    It infers the shapes it needs.
-    """
-    for node in work.graph.all_nodes():
-        for output in node.outputs:
-            if output.is_graph_output() and output.shape is not None:  # the checker wants a rank here
-                output.shape = ir.Shape([None] * len(output.shape))
-            else:
-                output.shape = None
-    work.meta[_NOTES] = tuple(notes)
-    return work
 
 
 def _output_slots(value: ir.Value, owner: ir.Graph | ir.Function) -> list[tuple[ir.Graph | ir.Function, int]]:

@@ -11,7 +11,7 @@ from fp16conv.execution.rounding import EmulationOptions, Rounder, shape_of, wid
 from fp16conv.execution.traits import is_exact, needs_fp16
 from fp16conv.frontends.inference import infer_types, opset_of
 
-__all__ = ["complete_types", "retype_model"]
+__all__ = ["complete_types", "forget_shapes", "renew_shapes", "retype_model"]
 
 _STANDARD = ("", "ai.onnx")
 _FP16 = ir.DataType.FLOAT16
@@ -35,10 +35,36 @@ def retype_model(
         ir.passes.common.InlinePass()(work)
     if not any(domain in work.opset_imports for domain in _STANDARD):
         work.opset_imports[""] = _DEFAULT_OPSET
-    complete_types(work)
+    if options.fp16_accumulation:  # sums are cut by declared lengths
+        complete_types(work)
+    else:
+        renew_shapes(work)
     retyping = _Retyping(work, Rounder(work, options))
     retyping.run()
     return work, retyping.rounder, retyping.notes, retyping.narrow
+
+
+def forget_shapes(model: ir.Model) -> None:
+    """Drop the declared shapes of results.
+
+    Where symbolic names in a file are wrong, ONNX Runtime would share buffers between values of two sizes.
+    """
+    for node in model.graph.all_nodes():
+        for output in node.outputs:
+            if output.is_graph_output() and output.shape is not None:  # the checker wants a rank here
+                output.shape = ir.Shape([None] * len(output.shape))
+            else:
+                output.shape = None
+
+
+def renew_shapes(model: ir.Model) -> None:
+    """Replace the declared shapes of results by those that follow from the inputs.
+
+    ONNX Runtime finds them itself, but takes up to ten times as long to load a model where FP16 values have
+    none: it looks for a free name for every unknown size, among all of them.
+    """
+    forget_shapes(model)
+    complete_types(model)
 
 
 def complete_types(model: ir.Model) -> None:
@@ -182,8 +208,8 @@ class _Retyping:
         for name, attr in list(node.attributes.items()):
             if attr.is_ref():
                 continue
-            if attr.type is ir.AttributeType.TENSOR and attr.as_tensor().dtype is _FP16:
-                node.attributes[name] = ir.AttrTensor(name, widen_tensor(attr.as_tensor(), self.rounder))
+            if attr.type is ir.AttributeType.TENSOR and attr.value.dtype is _FP16:  # as_tensor() is slow
+                node.attributes[name] = ir.AttrTensor(name, widen_tensor(attr.value, self.rounder))
                 node.outputs[0].const_value = None
             elif (
                 attr.type is ir.AttributeType.INT

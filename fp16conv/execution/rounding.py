@@ -114,11 +114,16 @@ class Rounder:
         self, array: npt.NDArray[np.generic], *, saturated: bool = False, exponent: int = 0
     ) -> npt.NDArray[np.float32]:
         """A constant's numbers as FP16 holds them, in float32; what it holds is them times 2^-exponent."""
-        floats = np.ldexp(array.astype(np.float32), -exponent)
-        rounded = half.saturate(floats).astype(np.float32) if saturated else half.round_to_fp16(floats)
+        floats = array.astype(np.float32)
+        if exponent:
+            floats = np.ldexp(floats, -exponent)
+        if saturated:
+            rounded = half.saturate(floats).astype(np.float32)
+        else:
+            rounded = floats if array.dtype == np.float16 and not exponent else half.round_to_fp16(floats)
         if self.options.flush_subnormals:
             rounded[np.abs(rounded) < half.SMALLEST_NORMAL] = 0.0
-        return np.ldexp(rounded, exponent)
+        return np.ldexp(rounded, exponent) if exponent else rounded
 
 
 def scopes(model: ir.Model) -> list[ir.Graph | ir.Function]:

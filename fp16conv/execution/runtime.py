@@ -169,6 +169,13 @@ class Runtime:
         self._version = str(facts["version"])
         return facts
 
+    def why_no_cuda(self) -> str:
+        """Why no session can get CUDA here, known without a session; empty where only one can tell."""
+        facts = self.describe()
+        if "CUDAExecutionProvider" not in facts["providers"]:
+            return f"this build of {self.name} {self._version} has no CUDA provider"
+        return "" if facts["cuda_driver"] else "there is no NVIDIA driver"
+
     def load(
         self, model: ModelSource, *, base_dir: Path | None = None, custom_ops: Sequence[Path] = ()
     ) -> SessionHandle:
@@ -200,7 +207,7 @@ class Runtime:
             "optimization": self.optimization,
             "custom_ops": [os.fspath(p) for p in custom_ops],
             "folder": os.fspath(base_dir) if base_dir is not None else "",
-            "profile": self._profile,
+            "profile": os.fspath(self.folder) if self._profile else "",
         }
         try:
             facts = self._open(number)

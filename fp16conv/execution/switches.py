@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from fp16conv import half
 from fp16conv.execution.emulator import emulate_model
+from fp16conv.execution.retyping import renew_shapes
 from fp16conv.execution.rounded_constants import replace_folded, replace_rounded
 from fp16conv.execution.rounding import DEFAULT, Rounder
 from fp16conv.execution.traits import is_exact
@@ -170,6 +171,7 @@ class _SwitchedEmulation:
         self._limits: dict[ir.Graph | ir.Function, list[ir.Value]] = {}
 
     def run(self) -> None:
+        renew_shapes(self.work)
         self._add_inputs()
         for value in self.graph.values:
             if value.container is Container.TENSOR and value.dtype is DataType.FLOAT:
@@ -183,12 +185,6 @@ class _SwitchedEmulation:
                 root.insert_before(first, nodes)
         (vector,) = (v for v in self.work.graph.inputs if v.name == SWITCHES)
         vector.shape = ir.Shape([len(self.slots)])
-        for node in self.work.graph.all_nodes():
-            for output in node.outputs:
-                if not output.is_graph_output():
-                    output.shape = None
-                elif output.shape is not None:  # the checker wants a rank here
-                    output.shape = ir.Shape([None] * len(output.shape))
 
     def _add_inputs(self) -> None:
         """The vector is an input of the model and of each function, which its callers hand on."""

@@ -14,7 +14,6 @@ import pickle
 import signal
 import struct
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -76,11 +75,12 @@ class _Host:
         self._sessions: dict[int, Any] = {}
 
     def describe(self) -> dict[str, object]:
-        """Name, version and providers the build lists (not: that work here)."""
+        """Name, version, providers the build lists (not: that work here), and whether CUDA has a driver."""
         return {
             "name": "ONNX Runtime",
             "version": self._ort.__version__,
             "providers": list(self._ort.get_available_providers()),
+            "cuda_driver": _has_cuda_driver(),
         }
 
     def load(
@@ -92,13 +92,15 @@ class _Host:
         optimization: str,
         custom_ops: Sequence[str],
         folder: str,
-        profile: bool,
+        profile: str,
     ) -> dict[str, object]:
         """Create a session; report its interface and the providers it really uses."""
         ort = self._ort
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads
+        # Threads of the session that does not run would wait in a loop, on the cores of the one that does.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.graph_optimization_level = {
             "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
             "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -111,7 +113,7 @@ class _Host:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
         if profile:
             options.enable_profiling = True
-            options.profile_file_prefix = os.path.join(tempfile.mkdtemp(prefix="fp16conv-profile-"), "ort")
+            options.profile_file_prefix = os.path.join(profile, f"profile-{number}")
         source = bytes(model) if isinstance(model, bytearray) else model
         session = ort.InferenceSession(source, options, providers=list(providers))
         self._sessions[number] = session
@@ -152,7 +154,6 @@ class _Host:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-                os.rmdir(os.path.dirname(path))
         seen: dict[tuple[str, str, str], None] = {}
         for event in events:
             args = event.get("args", {})
@@ -164,6 +165,16 @@ class _Host:
     def unload(self, number: int) -> None:
         """Free a session."""
         self._sessions.pop(number, None)
+
+
+def _has_cuda_driver() -> bool:
+    import ctypes
+
+    try:
+        ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _to_bfloat16(array: Any) -> Any:

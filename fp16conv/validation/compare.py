@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from fp16conv.errors import ValidationError
 from fp16conv.execution.emulator import EmulationOptions, emulate_model, emulation_notes
@@ -199,15 +201,20 @@ def compare_models(
         raise ValidationError(f"unknown provider '{provider}'", hint="one of auto, emulated, cuda")
     with contextlib.ExitStack() as stack:
         cpu = runtime if runtime is not None else stack.enter_context(Runtime())
-        session = load_reference(cpu, reference)
-        _check_names(session, candidate)
         options = _Options(rtol, atol, allow_integer_changes, labels, emulation or EmulationOptions())
+        with ThreadPoolExecutor(1) as loading:  # the other process loads while we build the emulation
+            coming = loading.submit(load_reference, cpu, reference)
+            emulated = None
+            if provider != "cuda":
+                emulated = emulate_model(candidate.model, options=options.emulation)
+            session = coming.result()
+        _check_names(session, candidate)
         backends: list[BackendResult] = []
         findings: list[RuntimeFinding] = []
         notes: list[str] = []
         batches = 0
-        if provider != "cuda":
-            result, batches = _compare_emulated(cpu, session, candidate, feeds, options)
+        if emulated is not None:
+            result, batches = _compare_emulated(cpu, session, candidate, emulated, feeds, options)
             backends.append(result)
         if provider != "emulated":
             cuda, why = _find_cuda(stack, cpu, reference)
@@ -262,7 +269,7 @@ def check_runtime(
     with contextlib.ExitStack() as stack:
         runtime = runtime if runtime is not None else stack.enter_context(Runtime())
         try:
-            session = runtime.load(candidate.model)
+            session = runtime.load(_source(candidate))
             stack.callback(runtime.unload, session)
             for batch in feeds:
                 runtime.run(session, match_feeds(session, batch))
@@ -376,10 +383,15 @@ def _compare(
 
 
 def _compare_emulated(
-    cpu: Runtime, session: SessionHandle, candidate: LoadedModel, feeds: FeedSource, options: _Options
+    cpu: Runtime,
+    session: SessionHandle,
+    candidate: LoadedModel,
+    model: ir.Model,
+    feeds: FeedSource,
+    options: _Options,
 ) -> tuple[BackendResult, int]:
+    """Compare with the emulated `model` of the candidate."""
     try:
-        model = emulate_model(candidate.model, options=options.emulation)
         emulated = cpu.load(model)
         outputs, batches = _compare(session, _pairs(cpu, session, cpu, emulated, feeds), options)
         cpu.unload(emulated)
@@ -409,8 +421,8 @@ def _find_cuda(
 
     The build lists the provider even where there is no driver, so only a session can tell.
     """
-    if "CUDAExecutionProvider" not in cpu.describe()["providers"]:  # the same build: no second child for that
-        return None, f"this build of {cpu.name} {cpu.version} has no CUDA provider"
+    if why := cpu.why_no_cuda():  # the same build: no second child for that
+        return None, why
     runtime = stack.enter_context(Runtime("cuda", profile=True))
     try:
         runtime.unload(runtime.load(_source(reference)))
@@ -427,7 +439,7 @@ def _compare_cuda(
     feeds: FeedSource,
     options: _Options,
 ) -> tuple[BackendResult, int]:
-    handle = cuda.load(candidate.model)
+    handle = cuda.load(_source(candidate))
     outputs, batches = _compare(session, _pairs(cpu, session, cuda, handle, feeds), options)
     fp16_ops = {
         op.name

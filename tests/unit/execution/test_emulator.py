@@ -325,3 +325,20 @@ def test_fill_values_saturate(runtime: Runtime) -> None:
     for saturated, expected in (((), -np.inf), ((fill,), -65504.0)):
         session = runtime.load(emulate_plan(loaded, dtypes, saturated=saturated))
         assert (runtime.run(session, feeds)["y"] == expected).all()
+
+
+def test_shapes_follow_from_the_inputs_whatever_the_file_declares(runtime: Runtime) -> None:
+    """With wrong names the runtime would share buffers between sizes; without shapes it is slow to load."""
+    text = (
+        "g (float16[n, k] x, float16[k, m] w) => (float16[n, m] y) <float16[n, k] p, float16[n, k] q>"
+        "{ p = MatMul(x, w) q = Relu(p) y = Neg(q) }"
+    )
+    model = emulate(parse(text))
+    shapes = {v.name: [str(d) for d in v.shape or ()] for node in model.graph for v in node.outputs}
+    assert shapes["p"] == shapes["q"] == ["n", "m"]
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((2, 8)), "w": rng.standard_normal((8, 300))}
+    feeds = {name: array.astype(np.float16) for name, array in feeds.items()}
+    found = runtime.run(runtime.load(model), feeds)["y"]
+    expected = -np.maximum(feeds["x"].astype(np.float32) @ feeds["w"].astype(np.float32), 0)
+    np.testing.assert_allclose(found, rounded(expected), rtol=2e-3)  # two units: sums in another order

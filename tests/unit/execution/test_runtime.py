@@ -135,6 +135,31 @@ def test_cuda_that_does_not_work_is_an_error_not_a_fallback() -> None:
     assert "CUDAExecutionProvider" in said
 
 
+@pytest.mark.parametrize(
+    ("providers", "driver", "why"),
+    [
+        (["CPUExecutionProvider"], True, "has no CUDA provider"),
+        (["CUDAExecutionProvider", "CPUExecutionProvider"], False, "no NVIDIA driver"),
+        (["CUDAExecutionProvider", "CPUExecutionProvider"], True, ""),
+    ],
+)
+def test_what_rules_cuda_out_without_a_session(
+    monkeypatch: pytest.MonkeyPatch, providers: list[str], driver: bool, why: str
+) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(runtime, "describe", lambda: {"providers": providers, "cuda_driver": driver})
+    assert why in runtime.why_no_cuda()
+    assert bool(why) == bool(runtime.why_no_cuda())
+
+
+def test_a_session_without_a_driver_gets_no_cuda() -> None:
+    """The quick answer agrees with the slow one."""
+    with Runtime("cuda") as runtime:
+        if runtime.why_no_cuda():
+            with pytest.raises(RuntimeFailure):
+                runtime.load(parse(RELU).SerializeToString())
+
+
 def test_placements_name_the_provider_of_each_node() -> None:
     with Runtime(threads=1, profile=True, optimization="disabled") as runtime:
         session = runtime.load(parse(RELU).SerializeToString())
