@@ -29,6 +29,7 @@ def check_file(path: str) -> None:
         onnx.checker.ValidationError: it finds something.
         IsolationError: it did not survive the model.
     """
+    path = os.path.abspath(path)  # the helper stays in the folder it was started in
     isolated(onnx.checker.check_model, os.path.getsize(path), path)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from fp16conv import isolation
 from fp16conv.cli import run
+from fp16conv.frontends.onnx_library import check_file
 from fp16conv.isolation import IsolationError, isolated, start_helper
 
 LISTS = """<ir_version: 8, opset_import: ["": 17]>
@@ -35,6 +36,13 @@ class UnpicklableError(Exception):
     def __init__(self, first: str, second: str = "") -> None:
         super().__init__(first)
         self.lock = threading.Lock()
+
+
+def test_relative_paths_are_those_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_helper()
+    onnx.save(onnx.parser.parse_model(LISTS), tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    check_file("model.onnx")
 
 
 def test_results_and_errors_come_back() -> None:
