@@ -49,13 +49,13 @@ class ShapeTable:
         )
 
     def size(self, value: int | None) -> int:
-        """Number of elements; `DEFAULT_DIM` where the rank is unknown, 0 for an absent value."""
+        """Number of elements up to `MOST`; `DEFAULT_DIM` for an unknown rank, 0 for an absent value."""
         if value is None:
             return 0
         size = self._sizes.get(value)
         if size is None:
             shape = self.known(value)
-            size = self._sizes[value] = DEFAULT_DIM if shape is None else prod(shape)
+            size = self._sizes[value] = DEFAULT_DIM if shape is None else min(prod(shape), MOST)
         return size
 
     def input(self, op: Op, slot: int) -> Shape | None:

@@ -177,3 +177,10 @@ def test_bad_devices(tmp_path: Path) -> None:
     mine.write_text("fp32_tflops = -1")
     with pytest.raises(RuleError, match="positive"):
         load_device(str(mine))
+
+
+def test_sizes_beyond_floats_have_prices() -> None:
+    """Declared sizes can be any number; prices are made with floats."""
+    graph = one_op("Exp", [(2**62,) * 20], [(2**62,) * 20])
+    costs = estimate_costs(graph, {}, load_device("a10"))
+    assert max(costs.fp32) > max(costs.fp16) > 0
