@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -63,7 +64,9 @@ def convert_program(
     assignment = plan if isinstance(plan, Assignment) else assign(loaded.graph, plan)
     converter = _Converter(loaded, assignment, master_weights)
     try:
-        return converter.run()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own copies use what torch deprecates
+            return converter.run()
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise ConversionError(
             "torch refuses the converted program", where=loaded.source, why=str(error).strip()[:300]
