@@ -18,12 +18,16 @@ __all__ = ["main", "run"]
 
 def main() -> NoReturn:
     """Run the process's command line and exit."""
-    text = None if "_FP16CONV_COMPLETE" in os.environ else answer(sys.argv[1:])
-    if text is None:
-        from fp16conv.cli.app import main as run_program
+    try:
+        text = None if "_FP16CONV_COMPLETE" in os.environ else answer(sys.argv[1:])
+        if text is None:
+            from fp16conv.cli.app import main as run_program
 
-        run_program()
-    sys.exit(_print(text))
+            run_program()
+        sys.exit(_print(text))
+    except KeyboardInterrupt:  # while modules were loaded, or behind the last thing that was done
+        sys.stderr.write("error: interrupted; no file was left behind\n")
+        sys.exit(130)
 
 
 def _print(text: str) -> int:

@@ -158,5 +158,7 @@ def main() -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names may not fit the terminal's encoding
     code = run(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM):  # done is done, and no traceback of the interpreter's end
+        signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # or the interpreter looks for garbage in all of it before it goes
     sys.exit(code)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from fp16conv.execution.failures import clone_to_run
 from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, ModelGraph, Scope, ScopeKind, Value
@@ -125,7 +126,7 @@ def _marked(loaded: LoadedModel) -> ir.Model:
 
     Inlining merges a parameter with its argument and a call's result with the function's: these get copies.
     """
-    work, graph = loaded.model.clone(), loaded.graph
+    work, graph = clone_to_run(loaded.model), loaded.graph
     twins = Twins(loaded, work)
     for value, twin in zip(graph.values, twins.values, strict=True):
         if twin is not None and is_readable(value):

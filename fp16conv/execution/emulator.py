@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from fp16conv.execution.accumulation import split_reductions
+from fp16conv.execution.failures import clone_to_run
 from fp16conv.execution.retyping import forget_shapes, renew_shapes, retype_model
 from fp16conv.execution.rounded_constants import replace_folded, replace_rounded
 from fp16conv.execution.rounding import DEFAULT, EmulationOptions, Rounder
@@ -80,7 +81,7 @@ def emulate_plan(
     Returns:
         A new FP32 model with the same interface; values keep their names and hold the rounded numbers.
     """
-    work = loaded.model.clone()
+    work = clone_to_run(loaded.model)
     scales = find_scales(loaded.graph, rescaled or {}, dtypes)
     emulation = _PlanEmulation(loaded, work, dtypes, frozenset(saturated), frozenset(folded), scales, options)
     rounded = emulation.run()

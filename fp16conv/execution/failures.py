@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal as signals
 from typing import Literal
 
+import onnx_ir as ir
+
 from fp16conv.errors import ValidationError
 
-__all__ = ["RuntimeFailure", "Stage"]
+__all__ = ["RuntimeFailure", "Stage", "clone_to_run"]
 
 Stage = Literal["start", "load", "run"]
 
@@ -63,3 +65,21 @@ def _signal_name(number: int) -> str:
         return signals.Signals(number).name
     except ValueError:
         return f"exit status {number}"
+
+
+def clone_to_run(model: ir.Model) -> ir.Model:
+    """A copy that is changed so that it can be run.
+
+    Raises:
+        RuntimeFailure: the model has sparse initializers, for which onnx_ir has no class.
+    """
+    try:
+        return model.clone()
+    except RuntimeError:
+        raise RuntimeFailure(
+            "load",
+            "onnx_ir",
+            ir.__version__,
+            "the model reads sparse initializers, which cannot be run step by step",
+            hint="convert it with --no-validate, or store them as dense tensors",
+        ) from None

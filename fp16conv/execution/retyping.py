@@ -7,6 +7,7 @@ import contextlib
 import onnx_ir as ir
 import onnx_ir.passes.common
 
+from fp16conv.execution.failures import clone_to_run
 from fp16conv.execution.rounding import EmulationOptions, Rounder, shape_of, widen_tensor, widen_type
 from fp16conv.execution.traits import is_exact, needs_fp16
 from fp16conv.frontends.inference import infer_types, opset_of
@@ -30,7 +31,7 @@ def retype_model(
     Returns:
         The new model, the rounder it was made with, notes, and the nodes that computed in FP16.
     """
-    work = model.clone()
+    work = clone_to_run(model)
     if work.functions:
         ir.passes.common.InlinePass()(work)
     if not any(domain in work.opset_imports for domain in _STANDARD):

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from fp16conv import half
 from fp16conv.execution.emulator import emulate_model
+from fp16conv.execution.failures import clone_to_run
 from fp16conv.execution.retyping import renew_shapes
 from fp16conv.execution.rounded_constants import replace_folded, replace_rounded
 from fp16conv.execution.rounding import DEFAULT, Rounder
@@ -128,7 +129,7 @@ def emulate_switched(
         rescaled: exponents k by id of the products that are computed times 2^-k in FP16. What only part of
             a region in FP16 does is shown where that part is its beginning.
     """
-    work = loaded.model.clone()
+    work = clone_to_run(loaded.model)
     emulation = _SwitchedEmulation(loaded, work, frozenset(saturated), frozenset(folded), rescaled or {})
     emulation.run()
     model = work

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from fp16conv.execution.bodies import OpenedModel, has_bodies, is_readable, open_bodies
+from fp16conv.execution.failures import clone_to_run
 from fp16conv.execution.retyping import complete_types
 from fp16conv.execution.runtime import Runtime, RuntimeFailure, SessionHandle
 from fp16conv.execution.staging import share_weights
@@ -226,7 +227,7 @@ def tap_model(
 class _Tapper:
     def __init__(self, model: ir.Model, runtime: Runtime, memory_limit: int) -> None:
         self.runtime, self.memory_limit = runtime, memory_limit
-        self.model = model.clone()
+        self.model = clone_to_run(model)
         complete_types(self.model)
         self.folder = share_weights(self.model, runtime.folder)
         self.values = {v.name or "": v for node in self.model.graph for v in node.outputs if v.name}

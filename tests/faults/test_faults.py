@@ -165,6 +165,27 @@ def test_interrupted_from_outside(place: Place, stage: str, number: signal.Signa
     assert place.digest() == place.before
 
 
+def test_interrupted_while_modules_load() -> None:
+    code = """if True:
+        import builtins, sys
+        import fp16conv.cli
+        real = builtins.__import__
+        def load(name, *rest):
+            if name == "fp16conv.cli.app":
+                raise KeyboardInterrupt
+            return real(name, *rest)
+        builtins.__import__, sys.argv = load, ["fp16conv", "doctor"]
+        fp16conv.cli.main()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted; no file was left behind\n")
+
+
+def test_a_run_on_data_leaves_no_temporary_files(place: Place) -> None:
+    place.convert()
+    assert place.left() == ["half.data", "half.onnx"]
+
+
 # ---- what killed runs leave ----
 
 

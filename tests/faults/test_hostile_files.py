@@ -67,3 +67,18 @@ def test_a_hundred_megabytes_of_metadata(folder: Path) -> None:
     args = ["convert", folder / "big.onnx", "-o", folder / "o.onnx", "--no-validate", "--quiet"]
     assert run([str(a) for a in args]) == 0
     assert len(onnx.load(folder / "o.onnx").metadata_props[0].value) == 100_000_000
+
+
+def test_sparse_initializers_are_converted_but_not_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = MODEL.replace("h = Relu(x) y = Relu(h)", "h = Mul(x, w) y = Relu(h)")
+    model = onnx.parser.parse_model(text)
+    sparse = model.graph.sparse_initializer.add(dims=[4])
+    sparse.values.CopyFrom(onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [2], [1.0, 2.0]))
+    sparse.indices.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.INT64, [2], [0, 3]))
+    onnx.save(model, folder / "sparse.onnx")
+    assert run(["analyze", str(folder / "sparse.onnx"), "--quiet"]) == 0
+    args = ["convert", folder / "sparse.onnx", "-o", folder / "o.onnx"]
+    assert "reads sparse initializers" in _refused(args, 5, capsys)
+    assert run([str(a) for a in [*args, "--no-validate", "--quiet"]]) == 0
