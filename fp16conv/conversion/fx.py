@@ -87,23 +87,17 @@ def verify_types(program: ExportedProgram, source: str) -> None:
         _TypeCheck(program.graph_module, source).run(*vals)
 
 
-def save_program(program: ExportedProgram, path: Path) -> tuple[Path, ...]:
-    """Write a .pt2 file; it gets its name only when it is complete.
+def save_program(program: ExportedProgram, path: Path) -> None:
+    """Write a .pt2 file.
 
-    Returns:
-        The file written.
+    Raises:
+        ConversionError: the disk is full, or writing fails in another way.
     """
-    staged = path.with_name(f".{path.name}.part.pt2")
     try:
-        torch.export.save(program, staged)
-        staged.replace(path)
-    except OSError as error:
-        raise ConversionError(
-            "cannot be written", where=str(path), why=error.strerror or str(error)
-        ) from error
-    finally:
-        staged.unlink(missing_ok=True)
-    return (path,)
+        torch.export.save(program, path)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
+        why = getattr(error, "strerror", None) or str(error).strip().splitlines()[0][:300]
+        raise ConversionError("could not be written", where=str(path), why=why) from error
 
 
 class _TypeCheck(Interpreter):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
 
 from fp16conv.conversion.fx import convert_program, save_program, verify_types
+from fp16conv.errors import UsageError
 from fp16conv.execution.feeds import FeedSource
+from fp16conv.files import make_temporary
 from fp16conv.frontends.fx.importer import import_program
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.fx.sources import load_program
@@ -62,8 +65,13 @@ class ProgramJob(ConversionJob):
             candidate = import_program(self.program, f"{loaded.source} (converted)")
             return self._passes(candidate, accept)
         target = self._output
-        staged = target.with_name(f".{target.name}.staged.pt2")
         try:
+            staging = make_temporary(target.parent)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise UsageError("cannot be written", where=str(target.parent), why=why) from error
+        try:
+            staged = staging / target.name
             save_program(self.program, staged)
             candidate = replace(load_program(staged), source=str(target))
             self._checks.append(Check("load with torch.export", True, ""))
@@ -73,7 +81,7 @@ class ProgramJob(ConversionJob):
             self._files = (target,)
             return True
         finally:
-            staged.unlink(missing_ok=True)
+            shutil.rmtree(staging, ignore_errors=True)
 
     def _passes(self, candidate: LoadedProgram, accept: bool) -> bool:
         if self.tolerance is None:

@@ -319,6 +319,8 @@ def _check_output(output: str | os.PathLike[str]) -> Path:
         )
     if not target.parent.is_dir():
         raise UsageError(f"there is no folder '{target.parent}'", hint="make it first")
+    if target.exists() and not target.is_file():
+        raise UsageError("is no regular file", where=str(target), hint="name the .pt2 file to write")
     return target
 
 

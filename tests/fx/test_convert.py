@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from fp16conv import fx
 from fp16conv.conversion.fx import verify_types
 from fp16conv.errors import ConversionError, PlanError, UsageError
+from fp16conv.files import make_temporary
 from fp16conv.graph import DataType
 from fp16conv.planning.serialize import dump_plan, load_plan
 
@@ -259,6 +261,24 @@ def test_out_of_tolerance_writes_nothing(tmp_path: Path) -> None:
     assert report.output is None
     assert not report.ok
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_left_goes_and_a_full_disk_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0")
+
+    loaded = fx.load(nn.Linear(4, 4), (torch.ones(1, 4),))
+    left = make_temporary(tmp_path)
+    left.rename(left.with_name(left.name.replace(f"-{os.getpid()}-", "-999999999-")))
+    (tmp_path / "half.pt2").write_bytes(b"of before")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export, "save", fail)
+        with pytest.raises(ConversionError, match="could not be written"):
+            fx.convert(loaded, tmp_path / "half.pt2")
+    assert (tmp_path / "half.pt2").read_bytes() == b"of before"
+    assert [path.name for path in tmp_path.iterdir()] == ["half.pt2"]
 
 
 def test_only_pt2_is_written(tmp_path: Path) -> None:
