@@ -33,8 +33,10 @@ Rows = list[dict[str, object]]
 
 PLAIN = """
 import sys, numpy as np, onnxruntime as ort
-session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-for file in sys.argv[2:]:
+options = ort.SessionOptions()
+options.add_session_config_entry("session.intra_op.allow_spinning", sys.argv[2])
+session = ort.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+for file in sys.argv[3:]:
     session.run(None, dict(np.load(file)))
 """
 ORT_BLOCKED = """
@@ -198,13 +200,14 @@ def bench_validation(folder: Path, rounds: int, peers: Sequence[str]) -> Rows:
         interleave({"convert": _convert(source, converted)}, 1)
         flags = [argument for file in files for argument in ("--data", file)]
         verify = [sys.executable, "-m", "fp16conv", "validate", str(source), str(converted), *flags]
+        plain = [sys.executable, "-c", PLAIN, str(source)]
         commands = {
-            "plain FP32 run": [sys.executable, "-c", PLAIN, str(source), *files],
+            "plain FP32 run, same settings": [*plain, "0", *files],
+            "plain FP32 run, threads spin": [*plain, "1", *files],
             "fp16conv validate": [*verify, "--rtol", "1"],
         }
-        rows += _rows(
-            f"validation of {source.stem}, 24 batches", interleave(commands, rounds), "plain FP32 run"
-        )
+        case, found = f"validation of {source.stem}, 24 batches", interleave(commands, rounds)
+        rows += _rows(case, found, "plain FP32 run, same settings")
     return rows
 
 
