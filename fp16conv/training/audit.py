@@ -170,7 +170,8 @@ def audit(
 def _as_it_was(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Everything that a training step changes is put back; random numbers begin at a fixed seed."""
     parameters = list(module.parameters())
-    held = [(m, dict(m._buffers)) for m in module.modules()]  # a forward may put other tensors there
+    # A forward may put other tensors where buffers were; compiled ones keep theirs elsewhere.
+    held = [(m, dict(m._buffers)) for m in module.modules() if isinstance(m._buffers, dict)]
     gradients = [p.grad for p in parameters]
     values = [(t, t.detach().clone()) for t in (*parameters, *module.buffers())]
     state = copy.deepcopy(optimizer.state_dict())
@@ -201,7 +202,8 @@ def _run(module: torch.nn.Module, loss: Any, batch: Any, watch: ForwardWatch) ->
         )
     inputs, target = batch
     try:
-        with torch.enable_grad(), watch:
+        # What torch.compile made runs as it is written: compiled code has no calls to look at.
+        with torch.enable_grad(), torch.compiler.set_stance("force_eager"), watch:
             output = (
                 module(**inputs)
                 if isinstance(inputs, Mapping)

@@ -32,7 +32,7 @@ _ATTENTION: Final = "multi_head_attention_forward"  # one call; softmax is insid
 
 
 class _Value:
-    """A value of the forward pass; its tensor is held while `id(tensor)` must stay its own."""
+    """A value of the forward pass; its tensor is held while its storage must stay its own."""
 
     __slots__ = ("largest", "name", "tensor", "version")
 
@@ -68,6 +68,8 @@ class ForwardWatch(torch.overrides.TorchFunctionMode):
         self._inside: list[tuple[str, Counter[str]]] = []
         self._hooks = ExitStack()
         for name, m in module.named_modules():
+            if isinstance(m, torch.jit.ScriptModule):  # takes no hooks
+                continue
             self._hooks.callback(m.register_forward_pre_hook(self._enter(name), prepend=True).remove)
             self._hooks.callback(m.register_forward_hook(self._leave(name), always_call=True).remove)
 
@@ -127,19 +129,20 @@ class ForwardWatch(torch.overrides.TorchFunctionMode):
             self._inside.pop()
             for number, tensor in enumerate(_fresh(output, args) if path else ()):
                 name = f"{path}.{number}" if number else path
-                if not self._is_known(tensor):
+                known = self._latest.get(_storage(tensor))  # the value itself, or what it is a view of
+                if known is None:
                     self._watch(tensor, name)
-                elif self._latest[id(tensor)].name.startswith(f"{path}:"):
-                    self._latest[id(tensor)].name = name
+                elif known.name.startswith(f"{path}:"):
+                    known.name = name
 
         return hook
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        known = self._latest.get(id(tensor))
-        return known is not None and known.version == tensor._version
+        known = self._latest.get(_storage(tensor))
+        return known is not None and known.version == tensor._version and known.tensor is tensor
 
     def _watch(self, tensor: torch.Tensor, name: str) -> None:
-        value = self._latest[id(tensor)] = _Value(tensor, name)
+        value = self._latest[_storage(tensor)] = _Value(tensor, name)
         self._values.append(value)
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: self._add(value.name, gradient))

@@ -164,6 +164,29 @@ def test_a_repeated_module_is_one_and_checkpoints_change_nothing() -> None:
     assert {f.name: f.count for f in plain.gradients}["step.1"] == 2 * 48 * 16
 
 
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x[:, None], x[:, None], x[:, None])[0].squeeze(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("first", "seen"),
+    [
+        (lambda: torch.compile(nn.Linear(16, 16), backend="eager"), ["0._orig_mod"]),
+        (lambda: torch.jit.script(nn.Linear(16, 16)), []),  # no calls to look at, no hooks
+        (Attending, ["0.attention"]),  # whose result is a view of one call's
+    ],
+)
+def test_modules_that_are_no_plain_python(first: Callable[[], nn.Module], seen: list[str]) -> None:
+    found = training.audit(nn.Sequential(first(), nn.Linear(16, 4)), loss_of, [data()])
+    assert [f.name for f in found.gradients if f.kind == "activation"] == [*seen, "1"]
+    assert all(f.count for f in found.gradients if f.name.endswith("weight"))
+
+
 def test_sparse_gradients_are_counted_like_dense_ones() -> None:
     def embed(sparse: bool) -> training.TrainAudit:
         torch.manual_seed(0)
