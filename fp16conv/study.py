@@ -25,7 +25,7 @@ from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
 from fp16conv.execution.fitting import fit_synthetic
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
-from fp16conv.frontends.sources import is_torch_source
+from fp16conv.frontends.sources import is_torch_source, name_source
 from fp16conv.graph import DataType, ModelGraph, RangeFact
 from fp16conv.planning.costs import CostModel, estimate_costs
 from fp16conv.planning.devices import load_device
@@ -399,7 +399,7 @@ def load_model(model: str | os.PathLike[str] | LoadedModel) -> LoadedModel:
         return model
     if is_torch_source(model):
         raise UsageError(
-            f"'{model}' is a PyTorch program, and this takes ONNX models",
+            f"'{name_source(model)}' is a PyTorch program, and this takes ONNX models",
             hint="'fp16conv export' writes it as .onnx",
         )
     loaded = load_onnx(model)

@@ -9,7 +9,14 @@ from typing import Final
 
 from fp16conv.errors import UsageError
 
-__all__ = ["FACTORY", "TORCH_SUFFIXES", "are_torch_sources", "hint_at_source", "is_torch_source"]
+__all__ = [
+    "FACTORY",
+    "TORCH_SUFFIXES",
+    "are_torch_sources",
+    "hint_at_source",
+    "is_torch_source",
+    "name_source",
+]
 
 TORCH_SUFFIXES: Final = frozenset({".pt2", ".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors"})
 """Files that people have of PyTorch models. Only .pt2 holds a graph; the others are refused with a hint."""
@@ -73,9 +80,19 @@ def are_torch_sources(first: object, second: object) -> bool:
     """
     kinds = is_torch_source(first), is_torch_source(second)
     if kinds[0] != kinds[1]:
-        ours, other = (first, second) if kinds[0] else (second, first)
+        ours, other = map(name_source, (first, second) if kinds[0] else (second, first))
         raise UsageError(
             f"'{ours}' is a PyTorch program and '{other}' is not",
             hint=f"compare two of one kind: 'fp16conv export {ours} -o OUT.onnx' writes an .onnx file",
         )
     return all(kinds)
+
+
+def name_source(model: object) -> str:
+    """A source in a message: a path as it is, an object by its class.
+
+    Example:
+        >>> name_source("net.pt2"), name_source([])
+        ('net.pt2', 'list')
+    """
+    return os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__

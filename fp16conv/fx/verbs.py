@@ -15,6 +15,7 @@ import fp16conv
 from fp16conv.conversion.save import save
 from fp16conv.errors import UsageError
 from fp16conv.frontends.fx.export import export_program
+from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.fx.job import ProgramComparison, ProgramJob, rank_calls
 from fp16conv.fx.study import ERROR_NOTE, ProgramStudy, Source, load, load_source, open_feeds, start_study
 from fp16conv.graph import DataType
@@ -123,7 +124,7 @@ def convert_module(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    plan: PrecisionPlan | None = None,
+    plan: PrecisionPlan | str | os.PathLike[str] | None = None,
     dynamic_shapes: Any = None,
     validate: bool = True,
     repair: bool = True,
@@ -157,7 +158,7 @@ def convert_module(
     """
     chosen = read_options(**options)
     loaded = load(source, args, kwargs, dynamic_shapes=dynamic_shapes)
-    given = None if plan is None else bind_plan(plan, loaded.graph)
+    given = _read_plan(plan, loaded)
     study = start_study(loaded, chosen, observe=given is None, provider=provider)
     comparison = ProgramComparison(rtol, atol, allow_integer_changes, provider) if validate else None
     job = ProgramJob(study, None, comparison)
@@ -187,10 +188,7 @@ def convert(
     target = _check_output(output)
     chosen = read_options(**options)
     loaded = load_source(source, chosen)
-    given = None
-    if plan is not None:
-        read = plan if isinstance(plan, PrecisionPlan) else load_plan(os.fspath(plan), loaded.graph)
-        given = bind_plan(read, loaded.graph)
+    given = _read_plan(plan, loaded)
     study = start_study(loaded, chosen, progress, observe=given is None, provider=provider)
     comparison = ProgramComparison(rtol, atol, allow_integer_changes, provider) if validate else None
     job = ProgramJob(study, target, comparison, allow_out_of_tolerance, progress)
@@ -322,6 +320,14 @@ def _check_output(output: str | os.PathLike[str]) -> Path:
     if target.exists() and not target.is_file():
         raise UsageError("is no regular file", where=str(target), hint="name the .pt2 file to write")
     return target
+
+
+def _read_plan(
+    plan: PrecisionPlan | str | os.PathLike[str] | None, loaded: LoadedProgram
+) -> PrecisionPlan | None:
+    if plan is None or isinstance(plan, PrecisionPlan):
+        return None if plan is None else bind_plan(plan, loaded.graph)
+    return load_plan(os.fspath(plan), loaded.graph)
 
 
 def _details(study: ProgramStudy, made: PrecisionPlan, progress: Progress | None) -> Details | None:

@@ -275,6 +275,23 @@ def test_a_graph_module_is_a_source() -> None:
     assert conversion.result.ok
 
 
+def test_a_graph_module_that_was_exported_is_a_source() -> None:
+    """It has no modes to switch, and `.half()` is tried on it all the same."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
+    module = torch.export.export(net, (torch.ones(2, 4),)).module()
+    loaded = fx.load(module, (torch.ones(2, 4),))
+    report = fx.analyze(loaded)
+    assert report.half is not None
+    assert report.half.within_tolerance
+
+
+def test_objects_that_are_no_programs_are_refused() -> None:
+    with pytest.raises(UsageError, match="'OrderedDict' is no PyTorch program"):
+        fx.load(nn.Linear(2, 2).state_dict())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'Linear' is a PyTorch program, and this takes ONNX models"):
+        api.load(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
 def test_what_is_a_torch_source() -> None:
     module = nn.Linear(2, 2)
     assert is_torch_source(module)

@@ -26,7 +26,7 @@ from fp16conv.frontends.fx.importer import import_program
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.sources import FACTORY, hint_at_source
 
-__all__ = ["call_factory", "load_program", "order_keywords"]
+__all__ = ["call_factory", "load_program", "order_keywords", "switch_to_eval"]
 
 _ATEN: Final = torch.ops.aten
 _BY_EXAMPLE: Final[Mapping[OpOverload, Callable[..., Any]]] = {
@@ -75,6 +75,11 @@ def load_program(
         program = source
     elif isinstance(source, torch.nn.Module):
         module = source
+    elif not isinstance(source, str | os.PathLike):
+        raise UsageError(
+            f"'{name}' is no PyTorch program",
+            hint="give an nn.Module, an ExportedProgram, a .pt2 file or package.module:factory",
+        )
     elif FACTORY.fullmatch(os.fspath(source)):
         name = os.fspath(source)
         module, args, kwargs, dynamic_shapes = _build(name, args, kwargs, dynamic_shapes)
@@ -208,7 +213,7 @@ def _export(
 ) -> ExportedProgram:
     switched = [] if training else [m for m in module.modules() if m.training]
     if switched:
-        module.eval()
+        switch_to_eval(module)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -224,6 +229,13 @@ def _export(
     finally:
         for m in switched:
             m.training = True
+
+
+def switch_to_eval(module: torch.nn.Module) -> torch.nn.Module:
+    """The module in eval mode; one that was exported has no modes, and stays as it was exported."""
+    with contextlib.suppress(NotImplementedError):
+        module.eval()
+    return module
 
 
 def _require_run(module: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], name: str) -> None:

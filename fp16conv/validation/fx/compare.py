@@ -53,6 +53,8 @@ def compare_programs(
         ValidationError: a program does not run, the outputs have other names, or CUDA was asked for and is
             not there.
     """
+    if provider not in ("auto", "emulated", "cuda"):
+        raise ValidationError(f"unknown provider '{provider}'", hint="one of auto, emulated, cuda")
     names = list(reference.output_names.values())
     if names != list(candidate.output_names.values()):
         raise ValidationError(

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.fx import run_program, to_array
 from fp16conv.frontends.fx.program import LoadedProgram
+from fp16conv.frontends.fx.sources import switch_to_eval
 from fp16conv.validation.fx.outputs import ProgramOutputs, first_line
 from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
 
@@ -120,11 +121,11 @@ def _halve_program(loaded: LoadedProgram, feeds: FeedSource) -> tuple[tuple[str,
 def _halve_module(loaded: LoadedProgram) -> tuple[str, _Pairs]:
     assert loaded.module is not None
     assert loaded.call is not None
-    module = copy.deepcopy(loaded.module).eval()
+    module = switch_to_eval(copy.deepcopy(loaded.module))
     args, kwargs = loaded.call
     with torch.no_grad():
         expected = _tensors(module(*_clone(args), **_clone(kwargs)))
-        halved = copy.deepcopy(loaded.module).eval().half()
+        halved = switch_to_eval(copy.deepcopy(loaded.module)).half()
         try:
             given = _tensors(halved(*_halve(args), **_halve(kwargs)))
         except Exception as error:  # what the user would see
