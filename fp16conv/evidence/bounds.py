@@ -151,6 +151,7 @@ class _Interpreter:
         self.folded = fold_constants(self.graph)
         self._constants: dict[int, Bounds] = {}
         self._memo = Memo()
+        self._known_shapes: dict[int, Shape | None] = {}
         self._forms: dict[int, int] = {}
         self._form_numbers: dict[Hashable, int] = {}
         self._identities: dict[int, Hashable] = {}
@@ -225,12 +226,17 @@ class _Interpreter:
     def shape(self, value: int | None) -> Shape | None:
         if value is None:
             return None
+        if value not in self._known_shapes:
+            self._known_shapes[value] = self._find_shape(value)
+        return self._known_shapes[value]
+
+    def _find_shape(self, value: int) -> Shape | None:
         if value in self.shapes:
             return tuple(int(n) for n in self.shapes[value])
         declared = self.graph.values[value].shape
         if declared is None:
             return None
-        return tuple(d if isinstance(d, int) and d >= 0 else None for d in declared)
+        return tuple([d if isinstance(d, int) and d >= 0 else None for d in declared])
 
     def run_scope(self, scope: Scope, attrs: Mapping[str, object]) -> list[Bounds]:
         """Evaluate a scope's operators; returns the bounds of its outputs."""
@@ -328,7 +334,8 @@ class _Interpreter:
         if value not in self.graph.constants and value not in self.folded:
             return None
         if value not in self._identities:
-            small = value in self.folded or self.graph.constants[value].nbytes <= MAX_NUMBERS
+            size = self.graph.values[value].size
+            small = size is not None and size <= MAX_NUMBERS
             array = self.array(value) if small else None
             numbers = None if array is None else key_of_numbers(array)
             self._identities[value] = value if numbers is None else numbers

@@ -214,17 +214,17 @@ def gamma(n: float, unit: float = 2.0**-24) -> float:
 
 
 def times(a: Any, b: Any) -> Any:
-    """Product of interval ends, in which 0 times infinity is 0."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        product = np.multiply(a, b)
-    return np.where(np.isnan(product), 0.0, product)
+    """Product of interval ends, in which 0 times infinity is 0; the caller ignores numpy's warnings."""
+    product = np.multiply(a, b)
+    undefined = np.isnan(product)
+    return np.where(undefined, 0.0, product) if undefined.any() else product
 
 
 def plus(a: Any, b: Any, undefined: float) -> Any:
-    """Sum of interval ends; `undefined` where both are infinite and of opposite signs."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        total = np.add(a, b)
-    return np.where(np.isnan(total), undefined, total)
+    """Sum of interval ends, `undefined` where they are infinite and of opposite signs; else as `times`."""
+    total = np.add(a, b)
+    is_undefined = np.isnan(total)
+    return np.where(is_undefined, undefined, total) if is_undefined.any() else total
 
 
 def widen(lo: Any, hi: Any, relative: float) -> tuple[Any, Any]:
