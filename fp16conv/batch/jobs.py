@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fp16conv.files import make_temporary
 
 __all__ = ["Job", "Outcome", "run_job"]
 
@@ -75,33 +77,40 @@ def run_job(job: Job, stop: threading.Event | None = None) -> Outcome:
         OSError: no process can be started on this machine at all.
     """
     stop = stop or threading.Event()
-    with tempfile.TemporaryDirectory(prefix="fp16conv-audit-") as folder:
-        page = Path(folder, "report.html")
-        command = [sys.executable, "-P", "-m", "fp16conv.batch.confined", str(job.memory_limit or 0)]
-        command += ["analyze", *job.arguments, "--format", "json", "--quiet", "--fail-on", "never"]
-        command += ["--report", str(page)] if job.html else []
-        command += ["--", os.path.basename(job.path)]
-        begin = time.monotonic()
-        # Files, not pipes: a grandchild that outlives a killed child would hold a pipe open.
-        out_path, err_path = Path(folder, "out"), Path(folder, "err")
-        with out_path.open("wb") as out, err_path.open("wb") as err:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=os.path.dirname(job.path),
-                env=_environment(folder),
-                start_new_session=True,
-            )
-            try:
-                code = _wait(process, None if job.timeout is None else begin + job.timeout, stop)
-            finally:
-                _kill(process)
-        seconds = time.monotonic() - begin
-        report = _read_report(out_path) if code == 0 else None
-        html = page.read_text(encoding="utf-8") if report is not None and page.is_file() else None
-        return Outcome(code, seconds, report, html, _tail(err_path))
+    folder = make_temporary()
+    try:
+        return _run_in(os.fspath(folder), job, stop)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_in(folder: str, job: Job, stop: threading.Event) -> Outcome:
+    page = Path(folder, "report.html")
+    command = [sys.executable, "-P", "-m", "fp16conv.batch.confined", str(job.memory_limit or 0)]
+    command += ["analyze", *job.arguments, "--format", "json", "--quiet", "--fail-on", "never"]
+    command += ["--report", str(page)] if job.html else []
+    command += ["--", os.path.basename(job.path)]
+    begin = time.monotonic()
+    # Files, not pipes: a grandchild that outlives a killed child would hold a pipe open.
+    out_path, err_path = Path(folder, "out"), Path(folder, "err")
+    with out_path.open("wb") as out, err_path.open("wb") as err:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=os.path.dirname(job.path),
+            env=_environment(folder),
+            start_new_session=True,
+        )
+        try:
+            code = _wait(process, None if job.timeout is None else begin + job.timeout, stop)
+        finally:
+            _kill(process)
+    seconds = time.monotonic() - begin
+    report = _read_report(out_path) if code == 0 else None
+    html = page.read_text(encoding="utf-8") if report is not None and page.is_file() else None
+    return Outcome(code, seconds, report, html, _tail(err_path))
 
 
 def _environment(scratch: str) -> dict[str, str]:

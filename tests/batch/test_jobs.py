@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 
+from fp16conv.batch import jobs
 from fp16conv.batch.confined import can_limit
 from fp16conv.batch.executors import run_local
 from fp16conv.batch.jobs import Job, Outcome, run_job
 from fp16conv.batch.rows import Status, make_row
+from fp16conv.files import sweep
 
 MIB = 2**20
 
@@ -85,3 +88,20 @@ def test_the_worst_finding_is_the_status() -> None:
     assert judge("note") == (Status.OK, "")
     assert judge("note", "warning") == (Status.WARNING, "a warning")
     assert judge("warning", "error", ok=False) == (Status.ERROR, "a error")
+
+
+def test_what_a_killed_audit_leaves_is_removed_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", os.fspath(tmp_path))
+    child = os.fork()
+    if child == 0:
+        try:
+            jobs.subprocess.Popen = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined,assignment,misc]
+            run_job(Job(path="/m.onnx"))
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
