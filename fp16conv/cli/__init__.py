@@ -27,7 +27,6 @@ def main() -> NoReturn:
         sys.exit(_print(text))
     except KeyboardInterrupt:  # while modules were loaded, or behind the last thing that was done
         sys.stderr.write("error: interrupted; no file was left behind\n")
-        exec("")  # see run()
         sys.exit(130)
 
 

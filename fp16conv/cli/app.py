@@ -97,7 +97,6 @@ def run(args: Sequence[str], environment: Environment | None = None) -> int:
         return 2
     except (click.Abort, KeyboardInterrupt):
         print_error("interrupted; no file was left behind")
-        exec("")  # or Python would end by the signal where the interrupt met generated code, not by our code
         return INTERRUPTED
     except Fp16convError as error:
         print_error(str(error))

@@ -172,22 +172,9 @@ def test_interrupted_while_modules_load() -> None:
         real = builtins.__import__
         def load(name, *rest):
             if name == "fp16conv.cli.app":
-                exec("raise KeyboardInterrupt")  # as dataclasses and torch run code
+                raise KeyboardInterrupt
             return real(name, *rest)
         builtins.__import__, sys.argv = load, ["fp16conv", "doctor"]
-        fp16conv.cli.main()
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, "error: interrupted; no file was left behind\n")
-
-
-def test_interrupted_inside_generated_code() -> None:
-    code = """if True:
-        import sys
-        import fp16conv.cli, fp16conv.cli.app
-        def broken(*args, **words):
-            exec("raise KeyboardInterrupt")
-        fp16conv.cli.app.program.main, sys.argv = broken, ["fp16conv", "doctor"]
         fp16conv.cli.main()
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
