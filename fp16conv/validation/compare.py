@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from fp16conv.errors import ValidationError
 from fp16conv.execution.emulator import EmulationOptions, emulate_model, emulation_notes
@@ -21,6 +20,9 @@ from fp16conv.execution.runtime import Feeds, ModelSource, Results, Runtime, Ses
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType
 from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = [
     "BackendResult",

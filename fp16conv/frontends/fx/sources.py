@@ -157,7 +157,7 @@ def _build(
             hint="return a torch.nn.Module, or (module, example_inputs), or (module, args, kwargs), or "
             "(module, args, kwargs, dynamic_shapes)",
         )
-    module, given, named, shapes = (*made, *(None,) * (4 - len(made)))
+    module, given, named, shapes = [*made, None, None][:4]
     given = given if isinstance(given, tuple | list) else (given,)
     return (
         module,
