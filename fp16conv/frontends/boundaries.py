@@ -81,7 +81,7 @@ class _Boundaries:
         elif op.op_type == "Scan":
             skip = int(op.opset < SEQUENCE_LENS_OPSET)
             scanned = op.attrs.get("num_scan_inputs")
-            carried = len(op.inputs) - skip - (scanned if isinstance(scanned, int) else 0)
+            carried = max(0, len(op.inputs) - skip - (scanned if isinstance(scanned, int) else 0))
             self._add_loop(op, bodies[0], skip_in=skip, body_in=0, body_out=0, carried=carried)
         else:
             self._add_loop(op, bodies[0], skip_in=0, body_in=0, body_out=0, carried=0)

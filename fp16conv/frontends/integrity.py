@@ -107,6 +107,8 @@ class _Checker:
         binary = find_undecodable(proto)
         if binary is not None:
             self._fail("holds a text that is not UTF-8", why=repr(binary[:100]))
+        if len(self.functions) < len(proto.functions):
+            self._fail("two functions have one name")
         opsets = self._read_imports(proto.opset_import, "")
         self._check_graph(proto.graph, opsets)
         for function in proto.functions:

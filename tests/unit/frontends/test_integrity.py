@@ -354,6 +354,23 @@ def test_calls_with_more_than_the_function_has(side: str, count: int) -> None:
         check_integrity(model, Path("m.onnx"))
 
 
+def test_functions_of_one_name() -> None:
+    model = _functions({"a": ["Relu"]})
+    model.functions.append(model.functions[0])
+    with pytest.raises(ModelError, match="two functions have one name"):
+        check_integrity(model, Path("m.onnx"))
+
+
+def test_a_scan_that_scans_more_than_it_has_left(tmp_path: Path) -> None:
+    """Below opset 9 the first input of a Scan is no value that it carries or scans."""
+    text = """<ir_version: 8, opset_import: ["": 7]>
+    g (float[1, 4] x) => (float[1, 4] y) {
+        y = Scan <num_scan_inputs = 1, body = b (float[1, 4] a) => (float[1, 4] c) { c = Relu(a) }> (x)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    assert len(load_onnx(tmp_path / "m.onnx").graph.ops) == 2
+
+
 def test_chains_of_functions() -> None:
     def chain(length: int, width: int) -> onnx.ModelProto:
         calls = {f"f{i}": [f"f{i + 1}"] * width for i in range(length)}
