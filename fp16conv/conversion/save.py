@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -29,7 +28,6 @@ MAX_INLINE = 2**31 - 2**26  # bytes of weights; a protobuf file ends at 2 GiB an
 MIN_EXTERNAL = 1024  # bytes; smaller tensors stay in the file when only the size forces the rest out
 ALIGNMENT = 4096  # bytes, of tensors from 1 MiB on: runtimes map whole pages
 ALIGNED_FROM = 2**20
-SYNC_EVERY = 2**26  # bytes of weights given to the disk at a time
 
 
 def save(
@@ -147,19 +145,14 @@ def _write(model: ir.Model, path: Path, data: Path, loaded: LoadedModel) -> None
     placed: list[tuple[_Slot, ir.TensorProtocol]] = []
     try:
         if slots:
-            with data.open("wb") as file, ThreadPoolExecutor(1) as disk:
-                syncing: list[Future[None]] = []
+            with data.open("wb") as file:
                 for slot in slots:
                     tensor = slot.get()
                     external = _append(tensor, file, data)
                     placed.append((slot, tensor))
                     slot.set(external)
-                    if file.tell() >= SYNC_EVERY * (len(syncing) + 1):  # the disk writes while we convert
-                        syncing.append(disk.submit(os.fsync, file.fileno()))
                 file.flush()
-                syncing.append(disk.submit(os.fsync, file.fileno()))
-                for sync in syncing:
-                    sync.result()
+                os.fsync(file.fileno())
         content = serialize(model, loaded).SerializeToString(deterministic=True)
     finally:
         for slot, tensor in placed:

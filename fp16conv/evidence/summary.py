@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,8 +18,6 @@ __all__ = ["CHUNK", "HIGHEST_EXPONENT", "LOWEST_EXPONENT", "RangeSummary", "iter
 CHUNK: Final = 1 << 20  # elements looked at in one go: about 20 MB with the temporaries
 LOWEST_EXPONENT: Final = -40
 HIGHEST_EXPONENT: Final = 40
-THREADED_FROM: Final = 1 << 22  # elements; below, starting threads takes longer than they save
-MAX_THREADS: Final = 4  # more only wait for the memory
 _CACHED: Final = 1 << 16  # elements looked at together: they and their temporaries stay in the cache
 _SQUARABLE: Final = (2.0**-40, 2.0**55)
 """Largest magnitudes with which 2^16 squares can be added in float32: none that counts is lost."""
@@ -95,17 +91,8 @@ class RangeSummary:
     def update(self, array: npt.NDArray[np.generic]) -> None:
         """Take in more numbers (any shape, real dtype; looked at as float32)."""
         with np.errstate(over="ignore"):
-            self._update(array)
-
-    def _update(self, array: npt.NDArray[np.generic]) -> None:
-        chunks = iterate_chunks(array)
-        if array.size < THREADED_FROM:
-            for chunk in chunks:
+            for chunk in iterate_chunks(array):
                 self._add(_measure(chunk, self._wants_exponents))
-            return
-        with ThreadPoolExecutor(max(1, min(MAX_THREADS, os.cpu_count() or 1))) as pool:
-            for part in pool.map(lambda chunk: _measure(chunk, self._wants_exponents), chunks):
-                self._add(part)  # in the order of the chunks: sums do not depend on the threads
 
     def _add(self, part: _Part) -> None:
         self.count += part.count
