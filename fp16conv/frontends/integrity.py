@@ -150,6 +150,12 @@ class _Checker:
             self._check_tensor(sparse.values)
             self._check_tensor(sparse.indices)
             names.add(sparse.values.name)
+            if any(output.name == sparse.values.name for output in graph.output):
+                self._fail(
+                    f"output '{sparse.values.name}' is a sparse initializer itself",
+                    where,
+                    hint="put an Identity between them, or store it as a dense tensor",
+                )
         for node in graph.node:
             names.update(node.output)
         return names

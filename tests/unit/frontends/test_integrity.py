@@ -354,6 +354,17 @@ def test_calls_with_more_than_the_function_has(side: str, count: int) -> None:
         check_integrity(model, Path("m.onnx"))
 
 
+def test_a_sparse_initializer_that_is_an_output() -> None:
+    model = make_model()
+    sparse = model.graph.sparse_initializer.add(dims=[4])
+    sparse.values.CopyFrom(helper.make_tensor("s", TensorProto.FLOAT, [1], [1.0]))
+    sparse.indices.CopyFrom(helper.make_tensor("", TensorProto.INT64, [1], [0]))
+    check_integrity(model, Path("m.onnx"))
+    model.graph.output.add(name="s")
+    with pytest.raises(ModelError, match="output 's' is a sparse initializer itself"):
+        check_integrity(model, Path("m.onnx"))
+
+
 def test_functions_of_one_name() -> None:
     model = _functions({"a": ["Relu"]})
     model.functions.append(model.functions[0])
