@@ -50,7 +50,6 @@ class InputCheck:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        self._program = program
         nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
         specs = program.graph_signature.input_specs
         self._wanted = [
@@ -58,16 +57,18 @@ class InputCheck:
             for node, spec in zip(nodes, specs, strict=True)
             if spec.kind is InputKind.USER_INPUT
         ]
-        self._bounds = {symbol: (r.lower, r.upper) for symbol, r in program.range_constraints.items()}
+        self._bounds = {s: (max(1, r.lower), r.upper) for s, r in program.range_constraints.items()}
 
-    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call's arguments in the order of the program's inputs.
+    def flatten(
+        self, program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """The leaves of a call's arguments in the order of a program's inputs, that one or a copy of it.
 
         Raises:
             UsageError: they are not built like the example inputs, or have another size, type or value.
         """
-        flat, given = pytree.tree_flatten((args, order_keywords(self._program, kwargs)))
-        spec = self._program.call_spec.in_spec
+        flat, given = pytree.tree_flatten((args, order_keywords(program, kwargs)))
+        spec = program.call_spec.in_spec
         if spec is not None and given != spec:
             raise UsageError(
                 "the inputs are not built like the example inputs",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental import _config as export_config
 from torch.utils import _pytree as pytree
 
 from fp16conv.conversion.fx import convert_program, verify_types
@@ -41,6 +43,7 @@ class PreparedModule(torch.nn.Module):
         module: the FP32 module.
         programs: mixed program per mode, True for training.
         plans: the plan of each.
+        checks: what each may be called with.
     """
 
     module: torch.nn.Module
@@ -50,6 +53,7 @@ class PreparedModule(torch.nn.Module):
         module: torch.nn.Module,
         programs: Mapping[bool, ExportedProgram],
         plans: Mapping[bool, PrecisionPlan],
+        checks: Mapping[bool, InputCheck],
     ) -> None:
         super().__init__()
         self.__dict__["module"] = module  # registered as a submodule it would prefix all names
@@ -57,12 +61,12 @@ class PreparedModule(torch.nn.Module):
         self._modules = module._modules
         self.programs, self.plans = dict(programs), dict(plans)
         self.training = module.training
-        self._checks = {mode: InputCheck(program) for mode, program in programs.items()}
+        self._checks = dict(checks)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program of the current mode; the structure of inputs and outputs is the module's."""
         program = self.programs[self.training]
-        given = iter(self._checks[self.training].flatten(args, kwargs))
+        given = iter(self._checks[self.training].flatten(program, args, kwargs))
         mutated = {
             spec.target
             for spec in program.graph_signature.output_specs
@@ -149,9 +153,11 @@ def prepare(
     require_fp32(module)
     programs: dict[bool, ExportedProgram] = {}
     plans: dict[bool, PrecisionPlan] = {}
+    checks: dict[bool, InputCheck] = {}
     with modes_kept(module):
         for training in (True, False):
             loaded = _capture(module, training, args, kwargs or {}, dynamic_shapes)
+            checks[training] = InputCheck(loaded.program)  # first: runs on fake tensors may fix sizes
             if training and plan is not None:
                 made = bind_plan(plan, loaded.graph)
             else:
@@ -159,7 +165,7 @@ def prepare(
             programs[training] = convert_program(loaded, made, master_weights=True)
             verify_types(programs[training], loaded.source)
             plans[training] = made
-    return PreparedModule(module, programs, plans)
+    return PreparedModule(module, programs, plans, checks)
 
 
 def plan_training(
@@ -188,17 +194,28 @@ def _capture(
     """The program of a mode; parts that are frozen in a module that trains stay frozen."""
     if module.training is not training:
         module.train(training)
-    varying = batch_shapes(args, kwargs) if dynamic_shapes is None else dynamic_shapes
-    try:
-        loaded = load_program(module, args, kwargs, dynamic_shapes=varying, training=True)
-    except ModelError:
-        if dynamic_shapes is not None or varying is None:
-            raise
-        loaded = load_program(module, args, kwargs, training=True)  # calls with other sizes are refused
+    if dynamic_shapes is not None:
+        loaded = load_program(module, args, kwargs, dynamic_shapes=dynamic_shapes, training=True)
+    else:
+        loaded = _capture_varying(module, args, kwargs)
     for spec in loaded.program.graph_signature.output_specs:
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
             raise UsageError(f"the forward changes its input '{spec.target}'", hint="return the new value")
     return loaded
+
+
+def _capture_varying(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> LoadedProgram:
+    """With as many batch sizes as the module lets: from 1 on, from 2 on, or that of the example alone.
+
+    A call with another one is refused when it is made.
+    """
+    if (varying := batch_shapes(args, kwargs)) is not None:
+        for from_one in (True, False):
+            with contextlib.suppress(ModelError), export_config.patch(backed_size_oblivious=from_one):
+                return load_program(module, args, kwargs, dynamic_shapes=varying, training=True)
+    return load_program(module, args, kwargs, training=True)
 
 
 def _decide(

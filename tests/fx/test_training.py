@@ -165,11 +165,29 @@ class PerRow(nn.Module):
 def test_a_smaller_last_batch_runs() -> None:
     module, x = PerRow(), data()[0]
     prepared = training.prepare(module, args=(x,))
-    torch.testing.assert_close(prepared(x[:7]), module(x[:7]), rtol=2e-3, atol=2e-3)
+    for rows in (7, 1, 60):
+        batch = torch.cat([x, x])[:rows]
+        torch.testing.assert_close(prepared(batch), module(batch), rtol=2e-3, atol=2e-3)
     fixed = training.prepare(module, args=(x,), dynamic_shapes={})
     torch.testing.assert_close(fixed(x), module(x), rtol=2e-3, atol=2e-3)
     with pytest.raises(UsageError, match=r"'x' has shape \(7, 16\): the program was captured for \(48, 16\)"):
         fixed(x[:7])
+
+
+def test_a_recurrent_net_takes_other_batches() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.cell, self.out = nn.LSTM(16, 8, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.cell(x)[0][:, -1])  # type: ignore[no-any-return]
+
+    module, x = Last(), data()[0].reshape(6, 8, 16)
+    prepared = training.prepare(module, args=(x,))
+    for rows in (6, 3, 1):
+        torch.testing.assert_close(prepared(x[:rows]), module(x[:rows]), rtol=5e-3, atol=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +195,7 @@ def test_a_smaller_last_batch_runs() -> None:
     [
         ((torch.zeros(3, 15), torch.zeros(3, 1)), r"'x' has shape \(3, 15\)"),
         ((torch.zeros(3, 16), torch.zeros(4, 1)), r"'mask' has shape \(4, 1\)"),
-        ((torch.zeros(1, 16), torch.zeros(1, 1)), "from 2"),
+        ((torch.zeros(0, 16), torch.zeros(0, 1)), "from 1"),
         ((torch.zeros(3, 16).double(), torch.zeros(3, 1)), "'x' is torch.float64"),
         ((torch.zeros(3, 16), torch.zeros(3, 1), 2.0), "'scale' is 2.0: the program was captured with 0.5"),
         ((torch.zeros(3, 16), torch.zeros(3, 1), torch.ones(())), "'scale' is a tensor"),
