@@ -36,7 +36,7 @@ MAX_EXACT_INTEGER: Final = 2048  # every integer up to here is an FP16 number
 
 FloatArray = npt.NDArray[np.floating]
 
-_BLOCK: Final = 1 << 17  # numbers converted together: they and the scratch stay in the cache
+_BLOCK: Final = 1 << 16  # numbers converted together: they and the scratch stay in the cache
 _WORTHWHILE: Final = 1 << 12  # numbers; below, the many short steps take longer than numpy's one
 _LOWEST_EXPONENT: Final = np.uint32(113 << 23)  # of 2^-14 in binary32
 _TOO_LARGE: Final = np.uint32(143 << 23)  # of 2^16 in binary32, infinities and NaN above it

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
@@ -16,7 +17,8 @@ from fp16conv.graph import DataType
 __all__ = ["Fp16Tensor", "dtype_attribute", "is_external", "retype", "to_ir"]
 
 
-PIECE = 1 << 20  # numbers that are rounded and written together
+PIECE = 1 << 18  # numbers that one thread converts and writes together
+MAX_THREADS = 4  # more only wait for the memory
 
 
 class Fp16Tensor(ir.LazyTensor):
@@ -42,23 +44,30 @@ class Fp16Tensor(ir.LazyTensor):
         self.saturating = saturating
 
     def tofile(self, file: BinaryIO) -> None:
-        """Write the numbers in FP16 in pieces: while one is written, the next is rounded."""
+        """Write the numbers in FP16, in pieces that are converted in parallel: never whole in memory."""
         self._write(np.asarray(self.source.numpy()).reshape(-1), file)
         self._release()
 
     def _write(self, numbers: npt.NDArray[np.generic], file: BinaryIO) -> None:
-        # Several threads that round would only wait for the interpreter, between steps of microseconds.
-        buffers = np.empty((2, min(PIECE, numbers.size)), np.float16)
-        with ThreadPoolExecutor(1) as writer:
-            writes: deque[Future[int]] = deque()
-            for number, start in enumerate(range(0, numbers.size, PIECE)):
-                if len(writes) == len(buffers):
-                    writes.popleft().result()
+        begin, lock = file.tell(), threading.Lock()
+        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1, numbers.size // (2 * PIECE)))
+
+        def write(first: int) -> None:
+            """Every so-manieth piece, from the first one of this thread on."""
+            halves = np.empty(min(PIECE, numbers.size), np.float16)
+            for start in range(first * PIECE, numbers.size, threads * PIECE):
                 piece = numbers[start : start + PIECE]
-                halves = self._round(piece, buffers[number % len(buffers), : piece.size])
-                writes.append(writer.submit(file.write, halves.astype("<f2", copy=False).data.cast("B")))
-            for write in writes:
-                write.result()
+                content = self._round(piece, halves[: piece.size]).astype("<f2", copy=False).data.cast("B")
+                with lock:
+                    file.seek(begin + 2 * start)
+                    file.write(content)
+
+        if threads == 1:
+            write(0)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(write, range(threads)))
+        file.seek(begin + 2 * numbers.size)
 
     def _convert(self) -> ir.TensorProtocol:
         numbers = np.asarray(self.source.numpy())
