@@ -284,7 +284,7 @@ class _Tapper:
             return  # the process is gone, and the session with it
 
     def _size(self, value: ir.Value) -> int | None:
-        if value.shape is None or value.dtype is None:
+        if value.shape is None or value.dtype in (None, ir.DataType.UNDEFINED):
             return None
         sizes = [dim if isinstance(dim, int) else self._dims.get(str(dim.value)) for dim in value.shape]
         if any(size is None for size in sizes):

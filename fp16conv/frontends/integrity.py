@@ -51,7 +51,7 @@ _TYPED: Mapping[int, tuple[str, int]] = {
 
 _REEXPORT = "export the model again"
 _TRUNCATED = "the model or its data file is truncated or belongs to another model"
-_WITH_BODIES = frozenset(("If", "Loop", "Scan"))
+_WITH_BODIES = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 _Key = tuple[str, str, str]
 
 
@@ -223,6 +223,12 @@ class _Checker:
         graphs: list[onnx.GraphProto] = []
         for attr in attributes:
             if attr.ref_attr_name:
+                if attr.type in (_Attr.GRAPH, _Attr.GRAPHS):
+                    self._fail(
+                        f"attribute '{attr.name}' refers to subgraphs, which only its function's caller has",
+                        _label(node),
+                        hint="inline the function",
+                    )
                 continue
             if attr.type == _Attr.UNDEFINED:
                 self._fail(f"attribute '{attr.name}' has no type", _label(node))
@@ -280,6 +286,8 @@ class _Checker:
             expected = [(name, 0, len(node.output)) for name in ("then_branch", "else_branch")]
         elif node.op_type == "Loop":
             expected = [("body", max(len(node.input), 2), len(node.output) + 1)]
+        elif node.op_type == "SequenceMap":
+            expected = [("body", len(node.input), len(node.output))]
         elif node.op_type == "Scan" and opset >= 9:
             expected = [("body", len(node.input), len(node.output))]
             count = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 1)

@@ -8,6 +8,7 @@ import onnx
 import onnx.parser
 import pytest
 
+from fp16conv.execution.failures import RuntimeFailure
 from fp16conv.execution.runtime import Runtime
 from fp16conv.execution.staging import share_weights
 from fp16conv.execution.taps import observable, tap
@@ -57,6 +58,15 @@ def test_every_value_once_per_batch_whatever_the_limit(
         np.testing.assert_array_equal(found[batch, ids["b"]], -x * x)
         np.testing.assert_array_equal(found[batch, ids["y"]], x * x - x * x)
         np.testing.assert_array_equal(found[batch, ids["s"]], (x * x).sum(1))
+
+
+def test_outputs_declared_without_an_element_type(runtime: Runtime) -> None:
+    model = onnx.parser.parse_model(TEXT)
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.UNDEFINED
+    loaded = from_proto(model, Path("m.onnx"))
+    (y,) = (v.id for v in loaded.graph.values if v.name == "y")
+    with pytest.raises(RuntimeFailure):  # ONNX Runtime wants a type; planning what to read must not
+        list(tap(loaded, runtime, [feeds(2)], [y]))
 
 
 def test_values_inside_subgraphs_and_constants_are_not_observable(loaded: LoadedModel) -> None:

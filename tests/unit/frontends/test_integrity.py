@@ -152,6 +152,16 @@ def untyped_attribute(model: onnx.ModelProto) -> None:
     model.graph.node[2].attribute[0].type = AttributeProto.UNDEFINED
 
 
+def referred_subgraphs(model: onnx.ModelProto) -> None:
+    attribute = AttributeProto(name="bodies", type=AttributeProto.GRAPHS, ref_attr_name="bodies")
+    model.graph.node[2].attribute.append(attribute)
+
+
+def no_body(model: onnx.ModelProto) -> None:
+    model.graph.node[2].op_type = "SequenceMap"
+    model.opset_import[0].version = 16  # which has no such operator
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -183,6 +193,8 @@ def untyped_attribute(model: onnx.ModelProto) -> None:
         (wrong_attribute, "attribute 'axis' is STRING, the operator takes INT"),
         (twin_attributes, "has two attributes 'axis'"),
         (untyped_attribute, "attribute 'axis' has no type"),
+        (referred_subgraphs, "attribute 'bodies' refers to subgraphs"),
+        (no_body, "operator 'add' (SequenceMap): lacks the attribute 'body'"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
