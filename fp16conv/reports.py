@@ -12,15 +12,18 @@ from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, Origin
+from fp16conv.planning.alignment import products
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
+from fp16conv.reporting.alignment import AlignmentSummary
 from fp16conv.reporting.comparison import find_in_validation, summarize_validation
 from fp16conv.reporting.details import Details
 from fp16conv.reporting.inventory import list_converted
 from fp16conv.reporting.report import AnalyzeReport, ConvertReport, Finding, HalfOutcome, Severity
 from fp16conv.reporting.safety import summarize_bounds
 from fp16conv.reporting.source_lines import add_source_lines
-from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
+from fp16conv.reporting.summary import read_prediction, read_size, summarize_alignment, summarize_decisions
+from fp16conv.reporting.units import format_share
 from fp16conv.study import Options, StudyBase, describe_evidence
 from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.outlook import HalfOutlook
@@ -43,17 +46,21 @@ def report_analysis(
         details: every operator, where they were asked for.
     """
     batches = study.calibration.batches if study.calibration else 0
+    macs = study.costs.macs
+    multiplied = products(study.graph, plan.dtypes, study.costs)
+    alignment = summarize_alignment(study.graph, multiplied, macs)
     report = AnalyzeReport(
         tool_version=fp16conv.__version__,
         options=study.options.recorded(),
         model=study.describe(),
-        decisions=summarize_decisions(plan, study.costs.macs),
+        decisions=summarize_decisions(plan, macs),
         size=read_size(plan),
         prediction=read_prediction(plan, load_device(study.options.device)),
         half=half,
         evidence=describe_evidence(study.feeds, study.options, batches),
-        bounds=summarize_bounds(study.graph, plan, study.proven, study.observed, study.costs.macs),
-        findings=(*_not_finite(study), *_remarks(study, plan, half)),
+        bounds=summarize_bounds(study.graph, plan, study.proven, study.observed, macs),
+        alignment=alignment,
+        findings=(*_not_finite(study), *_remarks(study, plan, half), *_unaligned(alignment)),
         details=details,
     )
     return add_source_lines(report, study.graph)
@@ -153,6 +160,31 @@ def _remarks(study: StudyBase, plan: PrecisionPlan, half: HalfOutcome | None = N
     if half is not None and half.within_tolerance is False:
         fix = "convert with fp16conv: its plan keeps in FP32 what breaks"
         yield Finding(Severity.WARNING, "half-unsafe", half.first_overflow or source, half.note, fix)
+
+
+_NAMED = 3  # unaligned products in one finding
+
+
+def _unaligned(alignment: AlignmentSummary | None) -> Iterator[Finding]:
+    """The largest products that Tensor Cores take slower than they could."""
+    if alignment is None or not alignment.largest:
+        return
+    named = []
+    for product in alignment.largest[:_NAMED]:
+        share = "" if product.macs_share is None else f" ({format_share(product.macs_share)} of MACs)"
+        sizes = ", ".join(f"{name} {size}" for name, size in product.sizes)
+        named.append(f"{product.op}: {sizes}{share}" if named else f"{sizes}{share}")
+    if alignment.unaligned > len(named):
+        named.append(f"{alignment.unaligned - len(named)} more")
+    multiple = alignment.multiple
+    yield Finding(
+        Severity.NOTE,
+        "unaligned-dimensions",
+        alignment.largest[0].op,
+        f"no multiple of {multiple}: {'; '.join(named)}",
+        f"pad channels, heads or vocabulary with zeros to multiples of {multiple}; "
+        "a first layer with 1 or 3 channels is normal",
+    )
 
 
 def _not_finite(study: StudyBase) -> Iterator[Finding]:

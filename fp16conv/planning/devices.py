@@ -28,6 +28,7 @@ class Device:
         launch_us: fixed price of one kernel, microseconds.
         source: where the figures come from.
         tf32_tflops: dense TF32 peak, None where the device has no TF32.
+        alignment_bytes: what the rows of FP16 matrices should be multiples of, None where unknown.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Device:
     launch_us: float
     source: str
     tf32_tflops: float | None = None
+    alignment_bytes: int | None = None
 
 
 def device_names() -> tuple[str, ...]:
@@ -92,4 +94,5 @@ def load_device(name: str = DEFAULT_DEVICE) -> Device:
         launch_us=figure("launch_us"),
         source=str(data.get("source", "")),
         tf32_tflops=figure("tf32_tflops") if "tf32_tflops" in data else None,
+        alignment_bytes=int(figure("alignment_bytes")) if "alignment_bytes" in data else None,
     )

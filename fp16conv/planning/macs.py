@@ -1,4 +1,4 @@
-"""Multiply-accumulates per operator, from concrete shapes.
+"""Multiply-accumulates per operator, from concrete shapes, and which operators multiply at all.
 
 Counted are the operators that run on Tensor Cores: matrix products, convolutions, recurrent nets,
 attention, Einsum. Integer and QLinear products are left out: precision plans do not touch them.
@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Final, TypeVar
 
 from fp16conv.graph import ModelGraph, Op, ScopeKind
 from fp16conv.planning.aten import ATEN_PRODUCTS
 
-__all__ = ["DEFAULT_DIM", "Shape", "ShapeTable", "executions", "macs"]
+__all__ = [
+    "DEFAULT_DIM",
+    "PRODUCTS",
+    "Shape",
+    "ShapeTable",
+    "executions",
+    "integer",
+    "macs",
+    "transpose_last",
+]
 
 Shape = tuple[int, ...]
+_T = TypeVar("_T")
 
 DEFAULT_DIM = 128
 """Stand-in for an unknown dimension other than the first: a typical sequence length or image side."""
@@ -121,11 +132,11 @@ def macs(graph: ModelGraph, shapes: Mapping[int, Shape]) -> dict[int, int]:
     table, runs = ShapeTable(graph, shapes), executions(graph)
     counts: dict[int, int] = {}
     for op in graph.ops:
-        rule = _RULES.get((op.domain, op.op_type))
-        if rule is None or not op.typevars or not op.inputs or not op.outputs:
+        kind = PRODUCTS.get((op.domain, op.op_type))
+        if kind is None or not op.typevars or not op.inputs or not op.outputs:
             continue
         try:
-            count = rule(op, table)
+            count = _COUNTS[kind](op, table)
         except (IndexError, ValueError):  # shapes that fit no run
             continue
         if count > 0:
@@ -133,17 +144,28 @@ def macs(graph: ModelGraph, shapes: Mapping[int, Shape]) -> dict[int, int]:
     return counts
 
 
-def _number(op: Op, name: str, default: int) -> int:
+def integer(op: Op, name: str, default: int) -> int:
+    """An attribute as an integer, `default` where it is none."""
     value = op.attrs.get(name, default)
     return int(value) if isinstance(value, int | float) else default
 
 
+def transpose_last(shape: tuple[_T, ...]) -> tuple[_T, ...]:
+    """Swap the last two dimensions; a vector stays as it is.
+
+    Example:
+        >>> transpose_last((2, 3, 4)), transpose_last((5,))
+        ((2, 4, 3), (5,))
+    """
+    return (*shape[:-2], shape[-1], shape[-2]) if len(shape) > 1 else shape
+
+
 def _matmul(op: Op, table: ShapeTable) -> int:
     a, b, out = table.input(op, 0), table.input(op, 1), table.output(op)
-    if a is not None and _number(op, "transA", 0) and len(a) > 1:
-        a = (*a[:-2], a[-1], a[-2])
-    if b is not None and _number(op, "transB", 0) and len(b) > 1:
-        b = (*b[:-2], b[-1], b[-2])
+    if a is not None and integer(op, "transA", 0):
+        a = transpose_last(a)
+    if b is not None and integer(op, "transB", 0):
+        b = transpose_last(b)
     inner = a[-1] if a else (b[-2] if b and len(b) > 1 else (b[0] if b else None))
     if inner is None:
         return 0
@@ -159,7 +181,7 @@ def _matmul(op: Op, table: ShapeTable) -> int:
 
 
 def _weight_only(op: Op, table: ShapeTable) -> int:
-    return table.size(op.inputs[0]) * _number(op, "N", 0)
+    return table.size(op.inputs[0]) * integer(op, "N", 0)
 
 
 def _conv(op: Op, table: ShapeTable) -> int:
@@ -276,35 +298,23 @@ def _aten_einsum(op: Op, table: ShapeTable) -> int:
     return _einsum(replace(op, inputs=tuple(v for v in op.inputs if v is not None)), table)
 
 
-_Rule = Callable[[Op, ShapeTable], int]
-_ATEN: dict[str, _Rule] = {
-    "linear": _linear,
-    "matmul": _matmul,
-    "added": _added,
-    "conv": _aten_conv,
-    "conv_transpose": _conv_transpose,
-    "recurrent": _aten_recurrent,
-    "cell": _aten_cell,
-    "attend": _attend,
-    "einsum": _aten_einsum,
-}
 _MS = "com.microsoft"
-_RULES: dict[tuple[str, str], _Rule] = {
-    **{("", name): _matmul for name in ("MatMul", "Gemm")},
+PRODUCTS: Final[Mapping[tuple[str, str], str]] = {
+    **{("", name): "matmul" for name in ("MatMul", "Gemm")},
     **{
-        (_MS, name): _matmul
+        (_MS, name): "matmul"
         for name in ("FusedMatMul", "FusedGemm", "FusedMatMulActivation", "GemmFastGelu", "TransposeMatMul")
     },
-    **{(_MS, name): _weight_only for name in ("MatMulNBits", "MatMulBnb4", "MatMulFpQ4")},
-    **{("", name): _conv for name in ("Conv", "DeformConv")},
-    **{(_MS, name): _conv for name in ("FusedConv", "NhwcConv", "NhwcFusedConv")},
-    ("com.microsoft.nchwc", "Conv"): _conv,
-    ("", "ConvTranspose"): _conv_transpose,
-    (_MS, "ConvTransposeWithDynamicPads"): _conv_transpose,
-    **{("", name): _recurrent for name in ("LSTM", "GRU", "RNN")},
-    ("", "Attention"): _attend,
+    **{(_MS, name): "weight_only" for name in ("MatMulNBits", "MatMulBnb4", "MatMulFpQ4")},
+    **{("", name): "conv" for name in ("Conv", "DeformConv")},
+    **{(_MS, name): "conv" for name in ("FusedConv", "NhwcConv", "NhwcFusedConv")},
+    ("com.microsoft.nchwc", "Conv"): "conv",
+    ("", "ConvTranspose"): "conv_transpose",
+    (_MS, "ConvTransposeWithDynamicPads"): "conv_transpose",
+    **{("", name): "recurrent" for name in ("LSTM", "GRU", "RNN")},
+    ("", "Attention"): "attend",
     **{
-        (_MS, name): _attend
+        (_MS, name): "attend"
         for name in (
             "DecoderMaskedMultiHeadAttention",
             "GroupQueryAttention",
@@ -312,7 +322,28 @@ _RULES: dict[tuple[str, str], _Rule] = {
             "SparseAttention",
         )
     },
-    (_MS, "Attention"): _packed_attention,
-    ("", "Einsum"): _einsum,
-    **{("aten", name): _ATEN[kind] for name, kind in ATEN_PRODUCTS.items()},
+    (_MS, "Attention"): "packed_attention",
+    ("", "Einsum"): "einsum",
+    **{("aten", name): f"aten_{kind}" for name, kind in ATEN_PRODUCTS.items()},
+}
+"""Domain and type of operators that multiply and accumulate -> kind: where the operands stand."""
+
+_COUNTS: Final[Mapping[str, Callable[[Op, ShapeTable], int]]] = {
+    "matmul": _matmul,
+    "weight_only": _weight_only,
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "recurrent": _recurrent,
+    "attend": _attend,
+    "packed_attention": _packed_attention,
+    "einsum": _einsum,
+    "aten_linear": _linear,
+    "aten_matmul": _matmul,
+    "aten_added": _added,
+    "aten_conv": _aten_conv,
+    "aten_conv_transpose": _conv_transpose,
+    "aten_recurrent": _aten_recurrent,
+    "aten_cell": _aten_cell,
+    "aten_attend": _attend,
+    "aten_einsum": _aten_einsum,
 }

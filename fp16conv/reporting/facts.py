@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fp16conv.reporting.alignment import AlignmentSummary
 from fp16conv.reporting.audit import RuleAuditReport
 from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.inspection import DiffReport, ExplainReport
@@ -136,6 +137,7 @@ def _analyze(report: AnalyzeReport) -> list[Fact]:
         _size(report.size),
         _casts(report.decisions),
         _prediction(report.prediction),
+        *_alignment(report.alignment),
         *_half(report.half),
         *_bounds(report.bounds),
         *_evidence(report.evidence),
@@ -341,6 +343,22 @@ def _prediction(prediction: Prediction | None) -> Fact:
     speed = "" if factor is None else f" ({factor:.2f}x{': slower' if slower else ''})"
     text = f"{times}{speed} on {prediction.device_name}, {prediction.method}"
     return Fact(label, text, Style.WARN if slower else Style.PLAIN, topic)
+
+
+def _alignment(alignment: AlignmentSummary | None) -> list[Fact]:
+    """How many products Tensor Cores can take at full width."""
+    if alignment is None:
+        return []
+    parts = []
+    judged = alignment.aligned + alignment.unaligned
+    if judged:
+        share = (
+            "" if alignment.macs_share is None else f", {format_share(alignment.macs_share)} of their MACs"
+        )
+        parts.append(f"{alignment.aligned} of {plural(judged, 'product')} aligned{share}")
+    if alignment.open:
+        parts.append(f"{alignment.open if judged else plural(alignment.open, 'product')} of open size")
+    return [Fact("Tensor Cores", "; ".join(parts), topic=Topic.SAVING)]
 
 
 def _half(half: HalfOutcome | None) -> list[Fact]:

@@ -2,7 +2,7 @@
 
 JSON is the dump of these classes with a `schema` field; every other format renders the same data. Sizes are
 in bytes, times in seconds, shares between 0 and 1. This module,
-`bounds`, `details` and `per_operator` import the standard library only.
+`alignment`, `bounds`, `details` and `per_operator` import the standard library only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import ClassVar
 
+from fp16conv.reporting.alignment import AlignmentSummary
 from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.details import Details
 from fp16conv.reporting.per_operator import PerOperator
@@ -437,6 +438,7 @@ class AnalyzeReport(Report):
     half: HalfOutcome | None = None
     evidence: Evidence | None = None
     bounds: BoundsSummary | None = None
+    alignment: AlignmentSummary | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from fp16conv.graph import DataType, ModelGraph, Value
+from fp16conv.planning.alignment import Product
 from fp16conv.planning.devices import Device
 from fp16conv.planning.plan import Decision, PrecisionPlan
 from fp16conv.planning.planner import PLANNER
+from fp16conv.reporting.alignment import AlignmentSummary, UnalignedProduct
 from fp16conv.reporting.report import (
     DecisionSummary,
     KeptGroup,
@@ -19,7 +21,7 @@ from fp16conv.reporting.report import (
 )
 from fp16conv.rulebook.types import Reason, Verdict
 
-__all__ = ["describe_model", "read_prediction", "read_size", "summarize_decisions"]
+__all__ = ["describe_model", "read_prediction", "read_size", "summarize_alignment", "summarize_decisions"]
 
 _EXAMPLES = 8  # labels kept per group
 
@@ -151,3 +153,41 @@ def read_prediction(plan: PrecisionPlan, device: Device) -> Prediction | None:
     if before is None or after is None:
         return None
     return Prediction(device.id, device.title, before * 1e-6, after * 1e-6)
+
+
+def summarize_alignment(
+    graph: ModelGraph, found: Sequence[Product], macs: Mapping[int, int]
+) -> AlignmentSummary | None:
+    """Count the products whose sizes fit Tensor Cores.
+
+    Args:
+        graph: the model.
+        found: its products in FP16, with their sizes.
+        macs: multiply-accumulates per operator id.
+
+    Returns:
+        None where there are none.
+    """
+    if not found:
+        return None
+    unaligned = sorted((p for p in found if p.unaligned), key=lambda p: (-p.macs, p.op))
+    aligned = [p for p in found if not p.unaligned and not p.is_open]
+    total = sum(macs.values())
+    judged = sum(p.macs for p in (*aligned, *unaligned))
+    largest = [
+        UnalignedProduct(
+            op=graph.ops[p.op].label,
+            op_type=graph.ops[p.op].key,
+            sizes=p.unaligned,
+            macs_share=p.macs / total if total else None,
+        )
+        for p in unaligned[:_EXAMPLES]
+    ]
+    return AlignmentSummary(
+        multiple=found[0].multiple,
+        aligned=len(aligned),
+        unaligned=len(unaligned),
+        open=len(found) - len(aligned) - len(unaligned),
+        macs_share=sum(p.macs for p in aligned) / judged if judged else None,
+        largest=tuple(largest),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fp16conv.reporting.alignment import AlignmentSummary, UnalignedProduct
 from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.report import (
     Accuracy,
@@ -116,6 +117,9 @@ def analyze(name: str = "encoder") -> AnalyzeReport:
         half=HalfOutcome(False, f"/{name}/Pow_3", "Pow"),
         evidence=SYNTHETIC,
         bounds=BoundsSummary(41, 12, 2, 5, plan_operators=44, plan_proven=36, plan_macs_share=0.87),
+        alignment=AlignmentSummary(
+            8, 38, 2, 1, 0.97, (UnalignedProduct(f"/{name}/Conv", "Conv", (("input channels", 3),), 0.03),)
+        ),
     )
 
 
