@@ -169,7 +169,7 @@ def _unaligned(alignment: AlignmentSummary | None) -> Iterator[Finding]:
     """The largest products that Tensor Cores take slower than they could."""
     if alignment is None or not alignment.largest:
         return
-    named = []
+    named: list[str] = []
     for product in alignment.largest[:_NAMED]:
         share = "" if product.macs_share is None else f" ({format_share(product.macs_share)} of MACs)"
         sizes = ", ".join(f"{name} {size}" for name, size in product.sizes)
