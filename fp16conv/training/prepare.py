@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx.experimental import _config as export_config
+from torch.fx import experimental
 from torch.utils import _pytree as pytree
 
 from fp16conv.conversion.fx import convert_program, verify_types
@@ -213,9 +213,22 @@ def _capture_varying(
     """
     if (varying := batch_shapes(args, kwargs)) is not None:
         for from_one in (True, False):
-            with contextlib.suppress(ModelError), export_config.patch(backed_size_oblivious=from_one):
+            with contextlib.suppress(ModelError), _sizes_from_one(from_one):
                 return load_program(module, args, kwargs, dynamic_shapes=varying, training=True)
     return load_program(module, args, kwargs, training=True)
+
+
+def _sizes_from_one(wanted: bool) -> contextlib.AbstractContextManager[object]:
+    """Sizes that vary may be 1, or are from 2 on.
+
+    The option is private to torch. Without it sizes vary from 2 on, and a batch of one row is refused when
+    it comes, with that bound.
+    """
+    config: Any = getattr(experimental, "_config", None)
+    if not hasattr(config, "backed_size_oblivious"):
+        return contextlib.nullcontext()
+    patched: contextlib.AbstractContextManager[object] = config.patch(backed_size_oblivious=wanted)
+    return patched
 
 
 def _decide(

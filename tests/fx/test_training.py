@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import types
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -188,6 +190,26 @@ def test_a_recurrent_net_takes_other_batches() -> None:
     prepared = training.prepare(module, args=(x,))
     for rows in (6, 3, 1):
         torch.testing.assert_close(prepared(x[:rows]), module(x[:rows]), rtol=5e-3, atol=5e-3)
+
+
+class Without:
+    """A torch whose configuration of sizes has another name."""
+
+
+@pytest.mark.parametrize("config", [None, Without()])
+def test_a_torch_without_the_private_option_takes_batches_from_two_on(
+    config: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch reads its configuration under its own name: only we see it gone.
+    monkeypatch.setattr(
+        sys.modules["fp16conv.training.prepare"], "experimental", types.SimpleNamespace(_config=config)
+    )
+    module, x = PerRow(), data()[0]
+    prepared = training.prepare(module, args=(x,))
+    for rows in (48, 7, 2):
+        torch.testing.assert_close(prepared(x[:rows]), module(x[:rows]), rtol=2e-3, atol=2e-3)
+    with pytest.raises(UsageError, match=r"'x' has shape \(1, 16\): .* from 2: let more dimensions vary"):
+        prepared(x[:1])
 
 
 @pytest.mark.parametrize(
