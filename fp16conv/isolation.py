@@ -87,7 +87,7 @@ class _Keeper:
         self._helper: _Helper | None = None
 
     def helper(self) -> _Helper:
-        if self._helper is None or not self._helper.is_usable:
+        if self._helper is None or not self._helper.is_ready():
             self._helper = _Helper()
         return self._helper
 
@@ -105,7 +105,7 @@ if _CAN_FORK:
 
 class _Helper:
     def __init__(self) -> None:
-        self.pipe, theirs = Pipe()
+        self.pipe, theirs = map(_above_standard, Pipe())
         with warnings.catch_warnings():
             # Python warns of forks beside other threads; the child takes none of their locks.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -113,16 +113,23 @@ class _Helper:
         if self._process == 0:
             _live(theirs)
         theirs.close()
-        self.is_usable = True
+        self._is_usable = True
+
+    def is_ready(self) -> bool:
+        """Whether it waits for a call: not where one went wrong, or where others killed it since."""
+        if self._is_usable and self.pipe.poll():  # nothing was asked: its end is closed
+            self._is_usable = False
+            self._end()
+        return self._is_usable
 
     def call(self, work: object, args: object, kwargs: object, seconds: float, memory: int) -> Any:
-        self.is_usable = False  # an interrupt leaves an answer behind that is not the next call's
+        self._is_usable = False  # an interrupt leaves an answer behind that is not the next call's
         try:
             self.pipe.send((work, args, kwargs, seconds, memory))
             if not self.pipe.poll(seconds * PATIENCE):
                 raise IsolationError(f"took more than {seconds * PATIENCE:.0f} s")
             answer = self.pipe.recv()
-            self.is_usable = True
+            self._is_usable = True
             return answer
         except (EOFError, OSError):
             number = -os.waitstatus_to_exitcode(self._wait())
@@ -131,7 +138,7 @@ class _Helper:
             name = signal.Signals(number).name if number > 0 else f"exit code {-number}"
             raise IsolationError(f"crashed ({name})") from None
         finally:
-            if not self.is_usable:
+            if not self._is_usable:
                 self._end()
 
     def _end(self) -> None:
@@ -146,6 +153,15 @@ class _Helper:
         with contextlib.suppress(ChildProcessError):  # the program waits for all children itself
             return os.waitpid(process, 0)[1]
         return 0
+
+
+def _above_standard(end: Connection) -> Connection:
+    """The same end under a number above 2: daemons close those, and whoever prints would write to it."""
+    if end.fileno() > 2:
+        return end
+    fcntl = importlib.import_module("fcntl")  # not on every system
+    with end:
+        return Connection(fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _live(pipe: Connection) -> NoReturn:

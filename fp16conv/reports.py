@@ -142,7 +142,10 @@ def _remarks(study: StudyBase, plan: PrecisionPlan, half: HalfOutcome | None = N
     written = [
         variable.symbol.removeprefix("input:")
         for variable in study.graph.typevars
-        if variable.op is None and variable.symbol.startswith("input:") and not variable.admits_fp16
+        if variable.op is None
+        and variable.scope == study.graph.main.id
+        and variable.symbol.startswith("input:")
+        and not variable.admits_fp16
     ]
     if written:
         text = f"{', '.join(written)}: the program writes to it, so it stays FP32, cast where FP16 reads it"

@@ -46,7 +46,9 @@ def find_pins(graph: ModelGraph, domains: Collection[str], *, keep_io_types: boo
 
 
 def _illegal(tv: TypeVar, op: Op | None, domains: Collection[str]) -> Reason:
-    if op is None:
+    if op is None and tv.scope != 0:
+        text = f"'{tv.symbol}' belongs to a graph inside an operator that says nothing of its types"
+    elif op is None:
         text = f"'{tv.symbol}' cannot be FP16: what the model writes back keeps its type"
     elif op.domain == "higher_order":
         return Reason("control-flow", f"{op.op_type} and what its branches compute keep their types")

@@ -71,6 +71,9 @@ def _kill_itself(number: signal.Signals) -> None:
 
 def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "SECONDS", 0.1)
+    monkeypatch.setattr(
+        isolation, "PATIENCE", 3000
+    )  # the system counts whole seconds, a busy machine gives few
     with pytest.raises(IsolationError, match="of CPU time"):
         isolated(_spin, 0)
 
@@ -151,6 +154,23 @@ def test_it_holds_nothing_open_and_ends_with_the_program() -> None:
             break  # gone, and nobody collects the dead here
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_it_is_replaced_where_others_killed_it_between_two_calls() -> None:
+    first = isolated(os.getpid, 0)
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert isolated(os.getpid, 0) != first
+
+
+def test_a_program_without_standard_files_has_one(tmp_path: Path) -> None:
+    code = (
+        "import os; os.closerange(0, 3); from fp16conv.isolation import isolated\n"
+        "first = isolated(os.getpid, 0); os.write(os.open(os.devnull, 1), b'x')\n"
+        f"open({str(tmp_path / 'same')!r}, 'w').write(str(isolated(os.getpid, 0) == first))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert (tmp_path / "same").read_text() == "True"
 
 
 @pytest.fixture

@@ -62,6 +62,19 @@ def test_unknown_domain_is_never() -> None:
     assert {"unknown-domain", "illegal-type"} & set(reasons)
 
 
+def test_the_rim_of_a_graph_inside_an_unknown_operator_is_never() -> None:
+    graph = load("""(float[2] x) => (float[2] y) {
+        y = my.domain.Map <body = b (float[2] s) => (float[2] t) { t = Relu(s) }> (x)
+    }""")
+    rim = [
+        judgement.reasons[0]
+        for tv, judgement in zip(graph.typevars, judge(graph, BOOK, {}).judgements, strict=True)
+        if tv.op is None and tv.scope != graph.main.id
+    ]
+    assert [reason.rule for reason in rim] == ["illegal-type", "illegal-type"]
+    assert all("inside an operator" in reason.text for reason in rim)
+
+
 def test_command_line_wins_and_keeps_the_losers() -> None:
     graph = load(MLP)
     verdicts = judge(graph, BOOK, {}, keep_fp32=["first"], force_fp16=["type:Softmax"])
