@@ -171,8 +171,6 @@ def _append(tensor: ir.TensorProtocol, file: BinaryIO, data: Path) -> ir.Externa
         tensor.tofile(file)
     else:
         file.write(tensor.tobytes())
-    if isinstance(tensor, ir.ExternalTensor):
-        tensor.release()
     return ir.ExternalTensor(
         data.name,
         offset,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from fp16conv import half
-from fp16conv.graph import DataType
+from fp16conv.graph import DataType, open_numbers
 
 __all__ = ["Fp16Tensor", "dtype_attribute", "is_external", "retype", "to_ir"]
 
@@ -45,18 +45,15 @@ class Fp16Tensor(ir.LazyTensor):
 
     def tofile(self, file: BinaryIO) -> None:
         """Write the numbers in FP16, in pieces that are converted in parallel: never whole in memory."""
-        self._write(np.asarray(self.source.numpy()).reshape(-1), file)
-        self._release()
-
-    def _write(self, numbers: npt.NDArray[np.generic], file: BinaryIO) -> None:
-        begin, lock = file.tell(), threading.Lock()
-        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1, numbers.size // (2 * PIECE)))
+        size, begin, lock = self.size, file.tell(), threading.Lock()
+        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1, size // (2 * PIECE)))
 
         def write(first: int) -> None:
             """Every so-manieth piece, from the first one of this thread on."""
-            halves = np.empty(min(PIECE, numbers.size), np.float16)
-            for start in range(first * PIECE, numbers.size, threads * PIECE):
-                piece = numbers[start : start + PIECE]
+            read = open_numbers(self.source, PIECE)
+            halves = np.empty(min(PIECE, size), np.float16)
+            for start in range(first * PIECE, size, threads * PIECE):
+                piece = read(start)
                 content = self._round(piece, halves[: piece.size]).astype("<f2", copy=False).data.cast("B")
                 with lock:
                     file.seek(begin + 2 * start)
@@ -67,23 +64,16 @@ class Fp16Tensor(ir.LazyTensor):
         else:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(write, range(threads)))
-        file.seek(begin + 2 * numbers.size)
+        file.seek(begin + 2 * size)
 
     def _convert(self) -> ir.TensorProtocol:
         numbers = np.asarray(self.source.numpy())
-        halves = self._round(numbers, np.empty(numbers.shape, np.float16))
-        del numbers
-        self._release()
-        return ir.Tensor(halves)
+        return ir.Tensor(self._round(numbers, np.empty(numbers.shape, np.float16)))
 
     def _round(
         self, numbers: npt.NDArray[np.generic], out: npt.NDArray[np.float16]
     ) -> npt.NDArray[np.float16]:
         return half.saturate(numbers) if self.saturating else half.to_fp16(numbers, out)
-
-    def _release(self) -> None:
-        if isinstance(self.source, ir.ExternalTensor):
-            self.source.release()  # else every weight read so far stays mapped
 
 
 def is_external(tensor: ir.TensorProtocol | None) -> bool:

@@ -16,11 +16,12 @@ import onnx_ir as ir
 
 from fp16conv.collector import collection_paused
 from fp16conv.errors import ConversionError, ModelError
+from fp16conv.frontends.external import FileTensor
 from fp16conv.frontends.inference import without_weights
 from fp16conv.frontends.onnx import LoadedModel, from_proto, read_proto
 from fp16conv.frontends.onnx_library import check_file, infer_model
 from fp16conv.frontends.schemas import ONNX_DOMAINS, Schema, find_schema
-from fp16conv.graph import Container, DataType, ModelGraph, Tensor
+from fp16conv.graph import Container, DataType, ModelGraph, Tensor, open_numbers
 from fp16conv.isolation import IsolationError
 from fp16conv.planning.plan import PrecisionPlan
 
@@ -193,9 +194,9 @@ def _read_plain(proto: onnx.ModelProto, inferred: onnx.ModelProto, folder: Path)
                 (node.output[0], a.t) for a in node.attribute if a.t.data_type == onnx.TensorProto.FLOAT16
             ]
     tensors = {name: ir.serde.deserialize_tensor(tensor) for name, tensor in halves}
-    for read in tensors.values():
-        if isinstance(read, ir.ExternalTensor):
-            read.base_dir = folder.resolve()
+    for name, found in tensors.items():
+        if isinstance(found, ir.ExternalTensor):
+            tensors[name] = FileTensor(found, folder.resolve())
     return calls, tensors
 
 
@@ -298,15 +299,12 @@ def _check_overflow(halves: Mapping[str, Tensor], source: ModelGraph) -> Iterato
 
 
 def _infinities(tensor: Tensor) -> int:
-    numbers = np.asarray(tensor.numpy())
-    count = 0
-    for chunk in np.array_split(numbers.reshape(-1), 1 + numbers.size // CHUNK):
+    read, count = open_numbers(tensor, CHUNK), 0
+    for start in range(0, tensor.size, CHUNK):
+        chunk = read(start)
         if chunk.dtype == np.float16 and chunk.size:  # far faster than isinf, and nearly always enough
             bits = np.ascontiguousarray(chunk).view(np.uint16) & np.uint16(0x7FFF)
             if bits.max() < np.float16(np.inf).view(np.uint16):
                 continue
         count += int(np.count_nonzero(np.isinf(chunk)))
-    if isinstance(tensor, ir.ExternalTensor):
-        numbers = chunk = bits = None  # type: ignore[assignment]
-        tensor.release()  # else every weight read so far stays mapped
     return count

@@ -34,7 +34,7 @@ from fp16conv.evidence.abstract.domain import (
 from fp16conv.evidence.abstract.memo import MAX_NUMBERS, Memo, key_of_attributes, key_of_numbers
 from fp16conv.evidence.abstract.table import TRANSFERS
 from fp16conv.evidence.constants import fold_constants
-from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, Scope
+from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, Scope, open_numbers
 
 __all__ = ["prove_bounds"]
 
@@ -223,6 +223,17 @@ class _Interpreter:
             return None
         return self.folded[value] if value in self.folded else self.graph.array(value)
 
+    def _head(self, value: int | None, rows: int) -> npt.NDArray[np.generic] | None:
+        """The first rows of a constant, as far as they can be read alone."""
+        shape = None if value is None else self.graph.values[value].shape
+        tensor = None if value is None else self.graph.constants.get(value)
+        if tensor is None or not shape or not tensor.size or not all(isinstance(d, int) for d in shape):
+            return None
+        row = math.prod(d for d in shape[1:] if isinstance(d, int))
+        if row * int(shape[0] or 0) != tensor.size:
+            return None
+        return open_numbers(tensor, rows * row)(0).reshape(-1, *shape[1:])
+
     def shape(self, value: int | None) -> Shape | None:
         if value is None:
             return None
@@ -293,8 +304,6 @@ class _Interpreter:
             found = []
         if isinstance(found, Bounds) and not found.is_well_formed:
             found = []  # broadcasting made a table of what shapes that fit make a row
-        for value in op.inputs:
-            self.graph.release(value)
         self._record(op, [found] if isinstance(found, Bounds) else found)
         if key is not None:
             self._memo.keep(key, [self.current[v] for v in op.outputs if v is not None])
@@ -352,6 +361,7 @@ class _Interpreter:
             dtypes=tuple(values[v].dtype for v in op.inputs if v is not None),
             out_dtypes=tuple(DataType.UNKNOWN if v is None else values[v].dtype for v in op.outputs),
             read=lambda slot: self.array(op.inputs[slot]),
+            read_head=lambda slot, rows: self._head(op.inputs[slot], rows),
         )
 
     def _call_function(self, op: Op, bound: Op | None) -> list[Bounds]:

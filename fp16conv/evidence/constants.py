@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fp16conv.evidence.summary import RangeSummary
-from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact
+from fp16conv.evidence.summary import CHUNK, RangeSummary
+from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, open_numbers
 
 __all__ = ["MOVES", "attribute_facts", "constant_facts", "fold_constants", "summarize_constants"]
 
@@ -62,8 +62,10 @@ def summarize_constants(graph: ModelGraph) -> dict[int, RangeSummary]:
     summaries: dict[int, RangeSummary] = {}
     for value, tensor in graph.constants.items():
         if graph.values[value].dtype is DataType.FLOAT:
-            summaries[value] = _summarize(np.asarray(tensor.numpy()))
-            graph.release(value)
+            summary = summaries[value] = RangeSummary(exponents=False)
+            read = open_numbers(tensor, CHUNK)
+            for start in range(0, tensor.size, CHUNK):
+                summary.update(read(start))
     folded = fold_constants(graph)
     for op in graph.ops:
         source = op.inputs[0] if op.inputs else None

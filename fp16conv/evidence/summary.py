@@ -15,7 +15,7 @@ from fp16conv.graph import Origin, RangeFact
 
 __all__ = ["CHUNK", "HIGHEST_EXPONENT", "LOWEST_EXPONENT", "RangeSummary", "iterate_chunks"]
 
-CHUNK: Final = 1 << 20  # elements looked at in one go: about 20 MB with the temporaries
+CHUNK: Final = 1 << 18  # elements looked at in one go: about 20 MB with the temporaries
 LOWEST_EXPONENT: Final = -40
 HIGHEST_EXPONENT: Final = 40
 _CACHED: Final = 1 << 16  # elements looked at together: they and their temporaries stay in the cache
@@ -143,6 +143,9 @@ class RangeSummary:
         if self.positive_infinities or (hi is None and not self.negative_infinities):
             hi = np.inf
         lo, hi = (np.inf if lo is None else lo), (-np.inf if hi is None else hi)
+        finite = None
+        if self.negative_infinities or self.positive_infinities:
+            finite = max(abs(self.finite_lo or 0.0), abs(self.finite_hi or 0.0))
         return RangeFact(
             float(lo),
             float(hi),
@@ -154,6 +157,7 @@ class RangeSummary:
             share_subnormal=self.subnormal / self.count,
             share_zeroed=self.zeroed / self.count,
             rms=self.rms,
+            finite_max_abs=finite,
         )
 
 

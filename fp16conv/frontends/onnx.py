@@ -21,6 +21,7 @@ from fp16conv.collector import collection_paused
 from fp16conv.errors import ModelError
 from fp16conv.files import read_regular
 from fp16conv.frontends.boundaries import add_boundary_typevars
+from fp16conv.frontends.external import changed_meanwhile, read_from_files
 from fp16conv.frontends.headers import weights_left_out
 from fp16conv.frontends.inference import TypeTable, infer_types, opset_of
 from fp16conv.frontends.integrity import check_integrity
@@ -77,12 +78,7 @@ class LoadedModel:
         """
         for file, stamp in self.stamps.items():
             if _stamp(file) != stamp:
-                raise ModelError(
-                    "changed while it was read",
-                    where=str(file),
-                    why="what was read of it may be a mixture",
-                    hint="wait until it is written, then run again",
-                )
+                raise changed_meanwhile(file)
 
 
 def load_onnx(path: str | os.PathLike[str]) -> LoadedModel:
@@ -162,7 +158,7 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     except (ValueError, TypeError, KeyError, NotImplementedError, ir.serde.SerdeError) as e:
         raise ModelError("is not a valid ONNX model", where=str(path), why=_first_line(e)) from e
     base_dir = path.resolve().parent
-    ir.external_data.set_base_dir(model.graph, base_dir)
+    read_from_files(model, base_dir)
     return _import(model, proto, path, _digest(proto, base_dir))
 
 

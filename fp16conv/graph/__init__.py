@@ -16,6 +16,7 @@ from fp16conv.graph.types import (
     Use,
     Value,
     ValueKind,
+    open_numbers,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "Use",
     "Value",
     "ValueKind",
+    "open_numbers",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,12 +67,6 @@ class ModelGraph:
         """The numbers of a constant value, None when it is absent or not constant."""
         tensor = None if value is None else self.constants.get(value)
         return None if tensor is None else np.asarray(tensor.numpy())
-
-    def release(self, value: int | None) -> None:
-        """Let go of the pages of a memory-mapped constant: the file has them when they are read again."""
-        raw = None if value is None else getattr(self.constants.get(value), "raw", None)
-        if isinstance(raw, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            raw.madvise(mmap.MADV_DONTNEED)
 
     def producer(self, value: int | None) -> Op | None:
         """The operator that makes the value."""

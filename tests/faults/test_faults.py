@@ -22,8 +22,9 @@ from onnx import TensorProto, helper, numpy_helper
 import fp16conv
 from fp16conv import files
 from fp16conv.cli import run
-from fp16conv.errors import ConversionError, ModelError
+from fp16conv.errors import ConversionError
 from fp16conv.files import make_temporary, sweep, write_whole
+from fp16conv.frontends.external import FileTensor
 
 STAGES = ("loading", "observing ranges", "planning", "converting", "verifying", "comparing with FP32")
 UNVALIDATED = ("loading", "planning", "converting", "verifying")
@@ -291,12 +292,63 @@ def _touch(path: Path) -> None:
     os.utime(path, ns=(1, 1))  # however coarse the clock of the disk is
 
 
-@pytest.mark.parametrize("change", [Path.unlink, _replace, _touch], ids=["deleted", "replaced", "written"])
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+CHANGES = {
+    "deleted": Path.unlink,
+    "replaced": _replace,
+    "written": _touch,
+    "cut": _truncate,
+    "emptied": _empty,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("stage", ["planning", "converting", "verifying"])
-def test_weights_that_change_meanwhile(place: Place, stage: str, change: Callable[[Path], None]) -> None:
-    with pytest.raises((ModelError, ConversionError, FileNotFoundError)):
-        place.convert(validate=False, progress=at(stage, lambda: change(place.weights)))
+def test_weights_that_change_meanwhile(
+    place: Place,
+    stage: str,
+    change: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    action = at(stage, lambda: change(place.weights))
+    monkeypatch.setattr("fp16conv.cli.terminal.TerminalProgress.__call__", lambda self, *a: action(*a))
+    assert run(["convert", str(place.input), "-o", str(place.output), "--no-validate"]) == 3
+    assert "changed while it was read" in capsys.readouterr().err
     assert place.left() == []
+
+
+@pytest.mark.parametrize("keep", ["type:Relu", "type:MatMul"], ids=["rounded", "copied"])
+@pytest.mark.parametrize("call", range(5))
+def test_weights_that_are_cut_between_two_reads(
+    place: Place, call: int, keep: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weight is read in two pieces each time: for its facts, the proofs (its head) and the output."""
+    monkeypatch.setattr("fp16conv.evidence.constants.CHUNK", SIZE * SIZE // 2)
+    monkeypatch.setattr("fp16conv.conversion.tensors.PIECE", SIZE * SIZE // 2)
+    monkeypatch.setattr("fp16conv.frontends.external._COPIED", SIZE * SIZE * 2)
+    real, calls = FileTensor._fill, []
+
+    def fill(self: FileTensor, buffer: memoryview, start: int) -> None:
+        if Path(self.path) == place.weights:
+            if len(calls) == call:
+                _truncate(place.weights)
+            calls.append(start)
+        real(self, buffer, start)
+
+    monkeypatch.setattr(FileTensor, "_fill", fill)
+    words = ["--no-validate", "--keep-fp32", keep]
+    code = run(["convert", str(place.input), "-o", str(place.output), *words])
+    assert len(calls) > call
+    assert (code, place.left()) == (3, [])
+    assert "changed while it was read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stage", UNVALIDATED[1:])

@@ -45,6 +45,7 @@ class Call:
         shapes, out_shapes: per slot; None where not even the rank is known.
         dtypes: per input slot; out_dtypes: per output slot.
         read: numbers of the input at a slot where they are constant.
+        read_head: the first rows of them; the rest may be large.
     """
 
     op: Op
@@ -55,6 +56,7 @@ class Call:
     dtypes: tuple[DataType, ...]
     out_dtypes: tuple[DataType, ...]
     read: Callable[[int], npt.NDArray[np.generic] | None]
+    read_head: Callable[[int, int], npt.NDArray[np.generic] | None]
 
     def has(self, slot: int) -> bool:
         return slot < len(self.ins) and self.ins[slot] is not None
@@ -69,6 +71,9 @@ class Call:
 
     def array(self, slot: int) -> npt.NDArray[np.generic] | None:
         return self.read(slot) if self.has(slot) else None
+
+    def head(self, slot: int, rows: int) -> npt.NDArray[np.generic] | None:
+        return self.read_head(slot, rows) if self.has(slot) else None
 
     def ints(self, slot: int, name: str = "") -> tuple[int, ...] | None:
         """Integers given as an attribute or as a constant input."""

@@ -27,6 +27,7 @@ from fp16conv.evidence.abstract.elementwise import add, multiply
 __all__ = ["LINEAR", "weigh"]
 
 Weights = npt.NDArray[np.generic]
+Flags = npt.NDArray[np.bool_]
 
 BLOCK: Final = 1 << 22
 """Weights turned into float64 at a time."""
@@ -130,8 +131,7 @@ def _weigh_unbounded(weights: Weights, lo: float, hi: float, is_finite: bool) ->
     others = tuple(range(1, weights.ndim))
     for part in (weights[:, :SAMPLE], weights) if is_finite else (weights,):
         least, most = (f(axis=others) for f in (part.min, part.max))
-        down = ((most > 0) & (lo == -np.inf)) | ((least < 0) & (hi == np.inf))
-        up = ((most > 0) & (hi == np.inf)) | ((least < 0) & (lo == -np.inf))
+        down, up = _reach_infinity(least, most, lo, hi)
         if is_finite and (down & up).all():  # further weights cannot change that
             break
     if not (np.isfinite(least).all() and np.isfinite(most).all()):
@@ -145,6 +145,35 @@ def _weigh_unbounded(weights: Weights, lo: float, hi: float, is_finite: bool) ->
     return np.where(down, -np.inf, 0.0), np.where(up, np.inf, 0.0)
 
 
+def _reach_infinity(least: Array, most: Array, lo: float, hi: float) -> tuple[Flags, Flags]:
+    """Which sums of x in [lo, hi] have no lower and no upper end, by the extremes of their weights."""
+    down = ((most > 0) & (lo == -np.inf)) | ((least < 0) & (hi == np.inf))
+    up = ((most > 0) & (hi == np.inf)) | ((least < 0) & (lo == -np.inf))
+    return down, up
+
+
+def _weigh_by_head(call: Call, slot: int, x: Bounds, known: Bounds) -> Bounds | None:
+    """W^T x where the first rows of W [K, M] tell all, as `_weigh_unbounded` would find reading all of it.
+
+    Returns:
+        None where they do not.
+    """
+    if x.ball is not None or (math.isfinite(x.low) and math.isfinite(x.high)):
+        return None
+    is_uniform = x.low == x.lo.max() and x.high == x.hi.min()
+    is_finite = known.finite and not known.nan and math.isfinite(call.sum_slack(call.dim(slot, 0)))
+    if not (is_uniform and is_finite):
+        return None
+    head = call.head(slot, SAMPLE)
+    if head is None or head.ndim != 2 or not head.size or head.dtype.kind != "f":
+        return None
+    least, most = head.min(axis=0), head.max(axis=0)
+    down, up = _reach_infinity(least, most, x.low, x.high)
+    if not (down & up).all():
+        return None
+    return interval(np.full(down.size, -np.inf), np.full(down.size, np.inf), -1, nan=_may_be_nan(x))
+
+
 def _may_be_nan(x: Bounds) -> bool:
     """Inf - inf, or 0 times inf."""
     return x.nan or not x.finite
@@ -155,6 +184,8 @@ def _matmul(call: Call) -> Bounds:
 
 
 def _product(call: Call, a: Bounds, b: Bounds, slot: int) -> Bounds:
+    if (quick := _weigh_by_head(call, slot, a, b)) is not None:
+        return quick
     weights = call.array(slot)
     if weights is not None and weights.ndim == 2 and weights.dtype.kind == "f":
         found = weigh(weights.T, a, call.sum_slack(weights.shape[0]), -1, known=b)
@@ -205,9 +236,12 @@ def contract(call: Call, a: Bounds, b: Bounds, depth: int | None) -> Bounds:
 def _gemm(call: Call) -> Bounds:
     a, b = call.get(0), call.get(1)
     alpha, beta = call.attr("alpha", 1.0), call.attr("beta", 1.0)
-    weights = call.array(1)
     turned_a, turned_b = bool(call.attr("transA", 0)), bool(call.attr("transB", 0))
-    if weights is not None and weights.ndim == 2 and weights.dtype.kind == "f":
+    quick = None if turned_a or turned_b else _weigh_by_head(call, 1, a, b)
+    weights = call.array(1) if quick is None else None
+    if quick is not None:
+        product = quick
+    elif weights is not None and weights.ndim == 2 and weights.dtype.kind == "f":
         rows = weights if turned_b else weights.T
         found = weigh(rows, a, call.sum_slack(rows.shape[1]), -2 if turned_a else -1, known=b)
         product = TOP if found is None else interval(*found, -1, nan=_may_be_nan(a))
