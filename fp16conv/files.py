@@ -25,7 +25,7 @@ __all__ = [
     "write_whole",
 ]
 
-MAX_TOML = 1 << 24  # bytes
+MAX_TOML = 1 << 22  # bytes; tomllib reads about 2 MB a second
 PREFIX = ".fp16conv-"
 _JOURNAL = "replacing.json"
 _PREVIOUS = "previous"

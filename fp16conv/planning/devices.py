@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def load_device(name: str = DEFAULT_DEVICE) -> Device:
     def figure(key: str) -> float:
         value = data.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-            raise RuleError(f"'{key}' must be a positive number, got {value!r}", where=str(path))
+            raise RuleError(f"'{key}' must be a positive number, got {reprlib.repr(value)}", where=str(path))
         return float(value)
 
     return Device(
