@@ -10,6 +10,8 @@ from fp16conv.cli.delivery import Delivery, report_flags
 from fp16conv.cli.environment import Environment
 from fp16conv.cli.options import api_arguments, input_flags, level_flags, tolerance_flags
 from fp16conv.cli.terminal import show_progress
+from fp16conv.execution.launch import launch_ahead
+from fp16conv.frontends.sources import are_torch_sources
 
 __all__ = ["command"]
 
@@ -47,6 +49,8 @@ def command(env: Environment, /, reference: str, candidate: str, **flags: Any) -
     files = {"reference": reference, "candidate": candidate, "data": flags["data"]}
     delivery = Delivery.take(flags, files)
     arguments = api_arguments(flags) | delivery.details(env)
+    if env.functions is None and not are_torch_sources(reference, candidate):
+        launch_ahead(2)  # one per model; they load the runtime while this process loads the verb's modules
     with show_progress(env) as progress:
         report = env.api.validate(reference, candidate, progress=progress, **arguments)
     delivery.send(report, env)

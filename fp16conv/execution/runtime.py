@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import onnx_ir as ir
 
 from fp16conv.execution import worker
 from fp16conv.execution.failures import RuntimeFailure, Stage
+from fp16conv.execution.launch import take_child
 from fp16conv.execution.staging import stage_model
 from fp16conv.files import make_temporary
 from fp16conv.graph import Dim
@@ -124,6 +123,8 @@ class Runtime:
         self._alive: set[int] = set()
         self._count = 0
         self._version = ""
+        self._companion: Runtime | None = None
+        self._is_stopped = False
 
     def __enter__(self) -> Self:
         return self
@@ -157,6 +158,19 @@ class Runtime:
         if self._folder is None:
             self._folder = make_temporary()
         return self._folder
+
+    @property
+    def companion(self) -> Runtime:
+        """A second Runtime with the same settings, for what runs at the same time; closed with this one."""
+        if self._companion is None:
+            self._companion = Runtime(
+                self.provider,
+                threads=self.threads,
+                optimization=self.optimization,
+                timeout=self.timeout,
+                profile=self._profile,
+            )
+        return self._companion
 
     def start(self) -> None:
         """Start the child without waiting for it: it imports the runtime while the caller does other work."""
@@ -235,6 +249,7 @@ class Runtime:
         Raises:
             RuntimeFailure: the runtime failed, crashed or took too long.
         """
+        self._drop_stopped()
         if session.number not in self._alive:
             self._open(session.number)
         plain = {n: np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for n, a in feeds.items()}
@@ -264,12 +279,13 @@ class Runtime:
     def close(self) -> None:
         """End the child process and remove the temporary folder."""
         process, self._process = self._process, None
+        companion, self._companion = self._companion, None
         self._alive.clear()
         if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            _hang_up(process)
+        if companion is not None:
+            companion.close()  # both end at the same time
+        if process is not None:
             try:
                 process.wait(timeout=2)
             except subprocess.TimeoutExpired:
@@ -281,6 +297,12 @@ class Runtime:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    def stop(self) -> None:
+        """End the child process whatever it is at, from any thread; the next call starts another."""
+        self._is_stopped = True
+        if (process := self._process) is not None:
+            process.kill()
 
     def warnings(self) -> tuple[str, ...]:
         """What the runtime printed since the child was started, one entry per line."""
@@ -303,21 +325,19 @@ class Runtime:
         return facts
 
     def _start(self) -> subprocess.Popen[bytes]:
-        if self._log is None:
-            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-        # -P keeps the current folder off the child's path: a stray numpy.py there must not be imported.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", worker.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-        )
+        child = take_child()
+        if self._log is not None:
+            self._log.close()
+        self._process, self._log, self._is_stopped = child.process, child.log, False
         self._alive.clear()
         return self._process
 
+    def _drop_stopped(self) -> None:
+        if self._is_stopped and self._process is not None:
+            self._forget(self._process)
+
     def _call(self, stage: Stage, command: str, arguments: Mapping[str, object]) -> object:
+        self._drop_stopped()
         process = self._process or self._start()
         expired = threading.Event()
 
@@ -359,10 +379,7 @@ class Runtime:
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        _hang_up(process)
         self._process = None
         self._alive.clear()
 
@@ -376,3 +393,10 @@ class Runtime:
     def _last_line(self) -> str:
         lines = [_STAMP.sub("", line).strip() for line in self.warnings()]
         return next((line for line in reversed(lines) if line), "")
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

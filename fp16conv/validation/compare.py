@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +15,12 @@ from fp16conv.errors import ValidationError
 from fp16conv.execution.emulator import EmulationOptions, emulate_model, emulation_notes
 from fp16conv.execution.failures import RuntimeFailure
 from fp16conv.execution.feeds import FeedSource
+from fp16conv.execution.lanes import Lane
+from fp16conv.execution.matching import match_feeds
 from fp16conv.execution.runtime import Feeds, ModelSource, Results, Runtime, SessionHandle
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType
 from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 __all__ = [
     "BackendResult",
@@ -31,7 +29,6 @@ __all__ = [
     "check_runtime",
     "compare_models",
     "load_reference",
-    "match_feeds",
     "run_reference",
 ]
 
@@ -43,14 +40,6 @@ _FP32_SUMS: Final = (
 )
 _NO_DEVICE: Final = "it says nothing about speed or about which kernels a device has"
 _ONE_DEVICE: Final = "it shows this device and this version of ONNX Runtime only"
-
-_NUMPY_OF_TYPE: Final[Mapping[str, Any]] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(double)": np.float64,
-    "tensor(bfloat16)": np.float32,  # the runtime takes bfloat16 as FP32
-}
-_ELEMENT: Final = re.compile(r".*tensor\((\w+)\)+$")  # the innermost type of a sequence or an optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,25 +190,26 @@ def compare_models(
     """
     if provider not in ("auto", "emulated", "cuda"):
         raise ValidationError(f"unknown provider '{provider}'", hint="one of auto, emulated, cuda")
+    options = _Options(rtol, atol, allow_integer_changes, labels, emulation or EmulationOptions())
     with contextlib.ExitStack() as stack:
         cpu = runtime if runtime is not None else stack.enter_context(Runtime())
-        options = _Options(rtol, atol, allow_integer_changes, labels, emulation or EmulationOptions())
-        with ThreadPoolExecutor(1) as loading:  # the other process loads while we build the emulation
-            coming = loading.submit(load_reference, cpu, reference)
-            emulated = None
-            if provider != "cuda":
-                emulated = emulate_model(candidate.model, options=options.emulation)
-            session = coming.result()
+        lane = stack.enter_context(Lane(cpu))
+        coming = lane.submit(load_reference, cpu, reference)
+        checked = lane.submit(check_runtime, candidate, feeds, cpu) if check else None
+        emulated = None
+        if provider != "cuda":
+            emulated = _Emulation(stack.enter_context(Lane(cpu.companion)), candidate, options.emulation)
+        session = coming.result()
         _check_names(session, candidate)
         backends: list[BackendResult] = []
         findings: list[RuntimeFinding] = []
         notes: list[str] = []
         batches = 0
         if emulated is not None:
-            result, batches = _compare_emulated(cpu, session, candidate, emulated, feeds, options)
+            result, batches = _compare_emulated(lane, session, emulated, feeds, options)
             backends.append(result)
         if provider != "emulated":
-            cuda, why = _find_cuda(stack, cpu, reference)
+            cuda, why = _find_cuda(stack, lane, reference)
             if cuda is None and provider == "cuda":
                 raise ValidationError(
                     "CUDA was asked for, but no session gets it",
@@ -230,13 +220,13 @@ def compare_models(
                 notes.append(f"not run on CUDA: {why}")
             else:
                 try:
-                    result, batches = _compare_cuda(cuda, cpu, session, candidate, feeds, options)
+                    result, batches = _compare_cuda(cuda, lane, session, candidate, feeds, options)
                     backends.append(result)
                 except RuntimeFailure as failure:
                     findings.append(_finding(failure, "CUDA"))
-        cpu.unload(session)
-        if check:
-            findings += check_runtime(candidate, feeds, cpu)
+        if checked is not None:
+            findings += checked.result()
+        lane.submit(cpu.unload, session).result()
     if not backends:
         raise ValidationError("the converted model does not run on CUDA", why=findings[0].message)
     return ValidationResult(
@@ -315,36 +305,6 @@ def run_reference(runtime: Runtime, session: SessionHandle, reference: str, batc
         ) from failure
 
 
-def match_feeds(session: SessionHandle, batch: Feeds) -> dict[str, Any]:
-    """Give each floating input (a sequence's items too) the element type the session declares.
-
-    What the session does not have is left out.
-
-    Example:
-        >>> from fp16conv.execution.runtime import TensorInfo
-        >>> handle = SessionHandle(0, (TensorInfo("x", "tensor(float16)", (1,)),), (), ())
-        >>> match_feeds(handle, {"x": np.ones(1, np.float32)})["x"].dtype
-        dtype('float16')
-    """
-    matched: dict[str, Any] = {}
-    for info in session.inputs:
-        if info.name not in batch:
-            continue
-        dtype = _NUMPY_OF_TYPE.get(_ELEMENT.sub(r"tensor(\1)", info.type))
-        matched[info.name] = batch[info.name] if dtype is None else _as_type(batch[info.name], dtype)
-    return matched
-
-
-def _as_type(fed: Any, dtype: Any) -> Any:
-    """An array, or every array of a sequence, in another floating type."""
-    if isinstance(fed, list):
-        return [_as_type(item, dtype) for item in fed]
-    if not isinstance(fed, np.ndarray) or fed.dtype == dtype:
-        return fed
-    with np.errstate(over="ignore"):
-        return fed.astype(dtype)
-
-
 @dataclass(frozen=True)
 class _Options:
     rtol: float
@@ -361,10 +321,20 @@ class _Options:
 
 
 def _pairs(
-    cpu: Runtime, session: SessionHandle, other: Runtime, candidate: SessionHandle, feeds: FeedSource
+    lane: Lane, session: SessionHandle, beside: Lane, candidate: SessionHandle, feeds: FeedSource
 ) -> Iterator[tuple[Results, Results]]:
+    """What both models give for each batch; both run at the same time, and the next batch meanwhile."""
+    running: tuple[Future[Results], Future[Results]] | None = None
     for batch in feeds:
-        yield run_reference(cpu, session, "", batch), other.run(candidate, match_feeds(candidate, batch))
+        following = (
+            lane.submit(run_reference, lane.runtime, session, "", batch),
+            beside.submit(beside.runtime.run, candidate, match_feeds(candidate, batch)),
+        )
+        if running is not None:
+            yield running[0].result(), running[1].result()
+        running = following
+    if running is not None:
+        yield running[0].result(), running[1].result()
 
 
 def _compare(
@@ -384,46 +354,50 @@ def _compare(
     ), batches
 
 
+class _Emulation:
+    """The candidate as it is emulated, on its way into a runtime."""
+
+    def __init__(self, lane: Lane, candidate: LoadedModel, options: EmulationOptions) -> None:
+        self.lane, self.source, self.options = lane, candidate.graph.source, options
+        lane.runtime.start()
+        model = emulate_model(candidate.model, options=options)
+        self.notes = emulation_notes(model)
+        self.coming = lane.submit(lane.runtime.load, model)
+
+
 def _compare_emulated(
-    cpu: Runtime,
-    session: SessionHandle,
-    candidate: LoadedModel,
-    model: ir.Model,
-    feeds: FeedSource,
-    options: _Options,
+    lane: Lane, session: SessionHandle, emulation: _Emulation, feeds: FeedSource, options: _Options
 ) -> tuple[BackendResult, int]:
-    """Compare with the emulated `model` of the candidate."""
+    runtime = emulation.lane.runtime
     try:
-        emulated = cpu.load(model)
-        outputs, batches = _compare(session, _pairs(cpu, session, cpu, emulated, feeds), options)
-        cpu.unload(emulated)
+        emulated = emulation.coming.result()
+        outputs, batches = _compare(session, _pairs(lane, session, emulation.lane, emulated, feeds), options)
+        runtime.unload(emulated)
     except RuntimeFailure as failure:
         raise ValidationError(
-            "the converted model could not be emulated", where=candidate.graph.source, why=str(failure)
+            "the converted model could not be emulated", where=emulation.source, why=str(failure)
         ) from failure
     switches = [
         text
         for text, on in (
-            ("FP16 accumulation", options.emulation.fp16_accumulation),
-            ("subnormals flushed", options.emulation.flush_subnormals),
+            ("FP16 accumulation", emulation.options.fp16_accumulation),
+            ("subnormals flushed", emulation.options.flush_subnormals),
         )
         if on
     ]
-    description = ", ".join([f"FP16 rounding emulated on {cpu.name} {cpu.version}, CPU", *switches])
-    sums = () if options.emulation.fp16_accumulation else (_FP32_SUMS,)
-    limits = (*sums, _NO_DEVICE, *emulation_notes(model))
+    description = ", ".join([f"FP16 rounding emulated on {runtime.name} {runtime.version}, CPU", *switches])
+    sums = () if emulation.options.fp16_accumulation else (_FP32_SUMS,)
+    limits = (*sums, _NO_DEVICE, *emulation.notes)
     ok = all(m.ok for m in outputs)
     return BackendResult("emulated", description, limits, outputs, (), ok), batches
 
 
-def _find_cuda(
-    stack: contextlib.ExitStack, cpu: Runtime, reference: LoadedModel
-) -> tuple[Runtime | None, str]:
+def _find_cuda(stack: contextlib.ExitStack, lane: Lane, reference: LoadedModel) -> tuple[Runtime | None, str]:
     """A CUDA runtime that really works, proven with the FP32 model; else why not.
 
     The build lists the provider even where there is no driver, so only a session can tell.
     """
-    if why := cpu.why_no_cuda():  # the same build: no second child for that
+    if why := lane.submit(lane.runtime.why_no_cuda).result():  # the same build: no second child for that
         return None, why
     runtime = stack.enter_context(Runtime("cuda", profile=True))
     try:
@@ -435,14 +409,15 @@ def _find_cuda(
 
 def _compare_cuda(
     cuda: Runtime,
-    cpu: Runtime,
+    lane: Lane,
     session: SessionHandle,
     candidate: LoadedModel,
     feeds: FeedSource,
     options: _Options,
 ) -> tuple[BackendResult, int]:
     handle = cuda.load(_source(candidate))
-    outputs, batches = _compare(session, _pairs(cpu, session, cuda, handle, feeds), options)
+    with Lane(cuda) as beside:
+        outputs, batches = _compare(session, _pairs(lane, session, beside, handle, feeds), options)
     fp16_ops = {
         op.name
         for op in candidate.graph.ops

@@ -18,6 +18,7 @@ from fp16conv.errors import ValidationError
 from fp16conv.evidence.calibration import observe
 from fp16conv.execution.emulator import emulate_plan
 from fp16conv.execution.feeds import FeedSource
+from fp16conv.execution.matching import match_feeds
 from fp16conv.execution.runtime import Feeds, Results, Runtime, SessionHandle
 from fp16conv.execution.switches import SWITCHES, SwitchedModel, Switches, emulate_switched
 from fp16conv.frontends.onnx import LoadedModel
@@ -25,7 +26,7 @@ from fp16conv.graph import DataType, ModelGraph, Origin, RangeFact
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Verdicts
-from fp16conv.validation.compare import load_reference, match_feeds, run_reference
+from fp16conv.validation.compare import load_reference, run_reference
 from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
 
 __all__ = ["NONFINITE", "Measurement", "Probe", "ProbeBase", "Rewritten", "rewritten_by"]

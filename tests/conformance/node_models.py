@@ -24,6 +24,7 @@ from fp16conv.conversion.verify import verify
 from fp16conv.evidence.calibration import calibrate
 from fp16conv.execution.emulator import emulate_model
 from fp16conv.execution.feeds import FeedSource
+from fp16conv.execution.matching import match_feeds
 from fp16conv.execution.runtime import Runtime, RuntimeFailure, SessionHandle
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import DataType
@@ -33,7 +34,6 @@ from fp16conv.rulebook.book import load_book
 from fp16conv.rulebook.judge import judge
 from fp16conv.rulebook.types import Verdict
 from fp16conv.study import Study, read_options
-from fp16conv.validation.compare import match_feeds
 from fp16conv.validation.metrics import OutputComparison, OutputMetrics
 
 PACKAGED = ("simple", "pytorch-operator", "pytorch-converted")

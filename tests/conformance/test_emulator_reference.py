@@ -22,10 +22,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from fp16conv.execution.emulator import emulate_model
+from fp16conv.execution.matching import match_feeds
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, ValueKind
-from fp16conv.validation.compare import match_feeds
 from tests.conformance.node_models import Feeds, NodeModel, Sweep, all_node_models
 
 CHUNKS = 8

@@ -1,6 +1,7 @@
 """Comparison of whole models: what the CPU provider hides, what is a finding, what is an error."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,8 @@ import onnx
 import pytest
 
 from fp16conv.errors import ValidationError
-from fp16conv.execution.runtime import Runtime, SessionHandle, TensorInfo
-from fp16conv.validation.compare import compare_models, match_feeds
+from fp16conv.execution.runtime import Runtime
+from fp16conv.validation.compare import compare_models
 from tests.unit.validation.models import batches, write
 
 THOUSAND = {"h": np.array(1000.0, np.float32), "s": np.array(1e-3, np.float32)}
@@ -206,14 +207,26 @@ def test_a_runtime_without_a_kernel_is_a_finding_and_the_verdict_rests_on_the_re
     assert finding.message
 
 
-@pytest.mark.parametrize("kind", ["seq(tensor(float16))", "optional(seq(tensor(float16)))"])
-def test_items_of_a_sequence_are_fed_in_the_type_the_model_declares(kind: str) -> None:
-    session = SessionHandle(0, (TensorInfo("x", kind, ()),), (), ())
-    fed = match_feeds(session, {"x": [np.ones(2, np.float32), np.zeros(1, np.float32)], "unused": 1})
-    assert list(fed) == ["x"]
-    assert [item.dtype for item in fed["x"]] == [np.float16, np.float16]
+def test_an_interrupt_between_batches_ends_it_and_leaves_the_runtime_usable(pair, runtime: Runtime) -> None:
+    def interrupt() -> dict[str, np.ndarray]:
+        raise KeyboardInterrupt
+
+    (read,) = TAME._makers
+    with pytest.raises(KeyboardInterrupt):
+        compare_models(*pair, replace(TAME, _makers=(read, interrupt)), runtime=runtime)
+    assert compare_models(*pair, TAME, runtime=runtime).ok
 
 
-def test_an_empty_optional_is_fed_as_it_is() -> None:
-    session = SessionHandle(0, (TensorInfo("x", "optional(tensor(float16))", ()),), (), ())
-    assert match_feeds(session, {"x": None}) == {"x": None}
+def test_every_batch_is_compared_with_its_own_reference(pair, runtime: Runtime) -> None:
+    rows = [np.array([i, -i], np.float32) for i in range(1, 9)]
+    (y,) = compare_models(*pair, batches(*({"x": row} for row in rows)), runtime=runtime).outputs
+    assert y.elements == 2 * len(rows)
+    assert y.relative_l2 is not None
+    assert y.relative_l2 < 2**-9
+
+
+def test_the_reference_is_blamed_first(tmp_path: Path, runtime: Runtime) -> None:
+    wrong = batches({"x": np.zeros((3, 4), np.float32)})  # neither runs on it
+    both = write(tmp_path, CHAIN, THOUSAND, "both")
+    with pytest.raises(ValidationError, match="FP32 model itself does not run"):
+        compare_models(both, both, wrong, runtime=runtime, check=False)
