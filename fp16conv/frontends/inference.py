@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TypeProto
 
-from fp16conv.frontends.onnx_library import infer_model, infer_node
+from fp16conv.frontends.onnx_library import infer_model, infer_node, knows_operator
 from fp16conv.frontends.schemas import ONNX_DOMAINS, Schema, find_schema
 from fp16conv.isolation import IsolationError
 
@@ -181,14 +181,16 @@ class _Inference:
 
     def _infer_node(self, node: ir.Node, opsets: Mapping[str, int], arguments: Mapping[str, ir.Attr]) -> None:
         inferred: dict[str, TypeProto] = {}
-        if all(v is None or v in self.types for v in node.inputs):
+        version = opset_of(node, opsets)
+        known = all(v is None or v in self.types for v in node.inputs)
+        if known and knows_operator(node.domain, node.op_type, version):
             with _less_is_known():
                 inferred = self._infer_with_onnx(node, opsets, arguments)
         for output in node.outputs:
             found = inferred.get(output.name or "")
             if found is not None and element_type(found) and output not in self.types:
                 self.types[output] = found
-        schema = find_schema(node.domain, node.op_type, opset_of(node, opsets))
+        schema = find_schema(node.domain, node.op_type, version)
         if schema is not None:
             self._bind(node, schema)
         if node.op_type == "If" and node.domain in ONNX_DOMAINS:

@@ -16,7 +16,7 @@ from onnx.onnx_cpp2py_export import shape_inference as native
 from fp16conv.frontends.schemas import ONNX_DOMAINS
 from fp16conv.isolation import IsolationError, isolated
 
-__all__ = ["check_file", "infer_model", "infer_node"]
+__all__ = ["check_file", "infer_model", "infer_node", "knows_operator"]
 
 
 MAX_LIST = 2**20  # numbers in a list; inference that follows lists takes memory for each, several times over
@@ -57,6 +57,16 @@ def infer_model(proto: onnx.ModelProto, *, is_strict: bool) -> onnx.ModelProto:
     return inferred
 
 
+def knows_operator(domain: str, op_type: str, version: int) -> bool:
+    """Whether onnx has a schema, without which it infers nothing and a call to the helper is wasted.
+
+    Example:
+        >>> knows_operator("", "Relu", 14), knows_operator("com.microsoft", "FusedMatMul", 1)
+        (True, False)
+    """
+    return onnx.defs.has(op_type, version, _domain(domain))
+
+
 def infer_node(
     version: int,
     node: onnx.NodeProto,
@@ -80,6 +90,10 @@ def infer_node(
     return isolated(_infer_node, node.ByteSize(), version, node, types, data, imports)
 
 
+def _domain(name: str) -> str:
+    return "" if name in ONNX_DOMAINS else name
+
+
 def _declares_long_list(graph: onnx.GraphProto) -> bool:
     for info in (*graph.input, *graph.value_info, *graph.output):
         dims = info.type.tensor_type.shape.dim
@@ -100,5 +114,5 @@ def _infer_node(
     data: Mapping[str, onnx.TensorProto],
     imports: Sequence[onnx.OperatorSetIdProto],
 ) -> dict[str, TypeProto]:
-    schema = onnx.defs.get_schema(node.op_type, version, "" if node.domain in ONNX_DOMAINS else node.domain)
+    schema = onnx.defs.get_schema(node.op_type, version, _domain(node.domain))
     return onnx.shape_inference.infer_node_outputs(schema, node, dict(types), dict(data), None, list(imports))

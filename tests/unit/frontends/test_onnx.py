@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto
 
 from fp16conv.errors import ModelError
+from fp16conv.frontends import inference
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import Container, DataType, ScopeKind, ValueKind
 
@@ -68,6 +69,31 @@ def test_contrib_schema_types_values_without_shape_inference(tmp_path: Path) -> 
     values = {v.name: v for v in loaded.graph.values}
     assert values["y"].dtype is DataType.FLOAT
     assert typevar_table(loaded)["sln.T"] == (3, 1, True)
+
+
+def test_only_what_onnx_knows_is_asked_of_the_helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    real = inference.infer_node
+
+    def infer_node(version: int, node: onnx.NodeProto, *rest: object) -> object:
+        asked.append(node.op_type)
+        return real(version, node, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(inference, "infer_node", infer_node)
+    loaded = load_text(
+        tmp_path,
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[2,4] x) => (float[2,4] y) {
+          a = com.microsoft.FusedMatMul(x, x)
+          b = com.microsoft.Gelu(a)
+          c = Relu(b)
+          y = com.microsoft.Gelu(c)
+        }""",
+    )
+    assert asked == ["Relu"]
+    assert {v.name: v.dtype for v in loaded.graph.values if v.name in "abc"} == dict.fromkeys(
+        "abc", DataType.FLOAT
+    )
 
 
 def test_unknown_domain_cannot_change(tmp_path: Path) -> None:
