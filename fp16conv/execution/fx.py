@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Interpreter, Node
@@ -20,6 +21,7 @@ from fp16conv.execution.switches import Slot as Rounding
 from fp16conv.execution.switches import group_readers
 from fp16conv.execution.traits import is_exact_operator
 from fp16conv.frontends.fx.program import LoadedProgram, Slot, stored_tensor
+from fp16conv.frontends.fx.typing import base_name
 from fp16conv.graph import DataType, ModelGraph, Use
 
 __all__ = [
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 _MISSING_KERNEL = "not implemented for 'Half'"
+_UNINITIALIZED = frozenset(
+    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
+)
 
 
 @dataclass
@@ -261,6 +266,8 @@ class _Calls(Interpreter):
             if _MISSING_KERNEL not in str(error) or n.op != "call_function":
                 raise
             result = self._run_widened(n)
+        if isinstance(n.target, OpOverload) and base_name(n.target) in _UNINITIALIZED:
+            result.zero_()  # what happened to be in memory is no number of the program
         if self._observe is not None and n.op == "call_function":
             self._observe(n, result)
         return result

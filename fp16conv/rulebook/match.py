@@ -138,7 +138,7 @@ class Matcher:
             given = len(op.inputs) - op.inputs.count(None)
             slots = tuple([use.slot for use in tv.uses if use.op == op.id])
             names = self._attributes[id(rules)][1]
-            attributes = [pair for pair in op.attrs.items() if pair[0] in names] if op.attrs else ()
+            attributes = [(n, _hashable(v)) for n, v in op.attrs.items() if n in names] if op.attrs else ()
             kind = (*kind, op.key, op.opset, given, slots, *attributes)
         steps = self._steps.get(kind)
         if steps is None:
@@ -258,6 +258,10 @@ class Matcher:
             return None  # constants are judged as constants
         if fact.origin is Origin.CONSTANT and fact.max_abs == float("inf"):
             return None  # infinity is an FP16 number
+        if fact.finite_max_abs is not None:  # so it is where it was observed: what counts are the others
+            largest = fact.finite_max_abs
+            lo, hi = (min(max(extreme, -largest), largest) for extreme in (fact.lo, fact.hi))
+            fact = dataclasses.replace(fact, lo=lo, hi=hi)
         magnitude = self.evidence.masks.magnitude(value, fact.lo, fact.hi)
         if magnitude != fact.max_abs:
             fact = dataclasses.replace(fact, lo=-magnitude, hi=magnitude)
@@ -336,6 +340,15 @@ class _Reads:
             known = [(value, self._matcher.range_of(value)) for value in values]
             self._found[on] = [(value, fact) for value, fact in known if fact is not None]
         return self._found[on]
+
+
+def _hashable(attribute: object) -> Hashable:
+    """An attribute to tell kinds of operators apart; None for types, which equal nothing a rule can name."""
+    try:
+        hash(attribute)
+    except TypeError:
+        return None
+    return attribute
 
 
 def _admits_op(match: Match, key: str, op: Op | None) -> bool:

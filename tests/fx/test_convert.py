@@ -314,3 +314,28 @@ def test_a_wrong_type_is_found_before_anything_runs() -> None:
     linear.args = (cast.args[0], *linear.args[1:])
     with pytest.raises(ConversionError, match=r"aten\.linear"):
         verify_types(program, "broken")
+
+
+def test_uninitialised_memory_is_no_evidence() -> None:
+    """`baddbmm(empty, q, k, beta=0)` ignores what happened to be in memory: so do ranges and decisions."""
+    heap = [torch.full((4, 16, 16), 1e30) for _ in range(64)]  # what a new tensor may find in memory
+    loaded = fx.load(
+        Wrapped(lambda m, x: torch.baddbmm(torch.empty(4, 16, 16), m.lin(x), x, beta=0, alpha=0.125)),
+        (torch.linspace(-2.0, 2.0, 1024).reshape(4, 16, 16),),
+    )
+    del heap
+    plan = fx.plan(loaded)
+    (product,) = [d for d in plan.decisions if d.op_type == "aten::baddbmm.default"]
+    assert product.dtype is DataType.FLOAT16
+
+
+@pytest.mark.parametrize("beside", [0.0, 1e5], ids=["mask", "large-numbers-too"])
+def test_an_infinity_that_is_read_is_a_half_and_what_is_beside_it_counts(beside: float) -> None:
+    mask = torch.full((16, 16), -torch.inf).triu(1)
+    mask[0, 0] = beside
+    conversion = fx.convert_module(
+        Wrapped(lambda m, x, mask: F.scaled_dot_product_attention(m.lin(x), x, x, attn_mask=mask)),
+        (torch.linspace(-2.0, 2.0, 1024).reshape(4, 16, 16), mask),
+    )
+    (attention,) = calls(conversion, "scaled_dot_product_attention")
+    assert dtype(attention) is (torch.float32 if beside else torch.float16)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp16conv import api, fx
-from fp16conv.errors import UsageError
+from fp16conv.errors import ModelError, UsageError
 from fp16conv.frontends.fx.export import export_program
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.onnx import LoadedModel
@@ -102,3 +102,15 @@ def test_weights_beyond_protobufs_limit_go_beside_the_model(
     arrays = [loaded.graph.array(i) for i in loaded.graph.constants]
     assert any(a is not None and np.array_equal(a, net[0].weight.detach().numpy()) for a in arrays)
     assert len(loaded.graph.ops) == len(net_program.graph.ops)
+
+
+class Distances(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(torch.relu(x), x)
+
+
+def test_what_torch_cannot_export_is_named_with_the_reason() -> None:
+    with pytest.raises(ModelError, match=r"Distances: cdist|Distances: _cdist_forward") as caught:
+        export_program(fx.load(Distances(), (torch.ones(4, 3),)), Path("distances.exported"))
+    assert "_cdist_forward" in str(caught.value)
+    assert "\x1b" not in str(caught.value)

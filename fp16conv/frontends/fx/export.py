@@ -23,6 +23,7 @@ from fp16conv.frontends.onnx import LoadedModel, from_model
 __all__ = ["export_program"]
 
 _CALL: Final = re.compile(r"%(?P<name>\w+) .*?call_function\[target=torch\.ops\.(?P<target>[\w.]+)\]")
+_TRANSLATING: Final = re.compile(r"translating node %(?P<node>\w+)")
 
 
 def export_program(loaded: LoadedProgram, path: Path, *, opset: int | None = None) -> LoadedModel:
@@ -54,15 +55,26 @@ def export_program(loaded: LoadedProgram, path: Path, *, opset: int | None = Non
         hint = "pip install 'fp16conv[torch]'"
         raise UsageError("export to ONNX needs onnxscript", why=str(error), hint=hint) from error
     except Exception as error:  # the exporter raises whatever it meets
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ModelError(
-            "torch.onnx cannot export the program",
-            where=loaded.source,
-            why=(lines[0] if lines else type(error).__name__)[:300],
-        ) from error
+        call, why = _find_reason(loaded, error)
+        where = f"{loaded.source}: {call}" if call else loaded.source
+        raise ModelError("torch.onnx cannot export the program", where=where, why=why) from error
     model: ir.Model = exported.model
     _name_nodes(model)
     return from_model(model, path)
+
+
+def _find_reason(loaded: LoadedProgram, error: BaseException) -> tuple[str, str]:
+    """The call that was being translated, if any, and the first line of the error that started it all."""
+    call = ""
+    while True:
+        if (found := _TRANSLATING.search(str(error))) is not None:
+            labels = (op.label for op in loaded.graph.ops if loaded.nodes[op.id].name == found["node"])
+            call = next(labels, found["node"])
+        if error.__cause__ is None:
+            break
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return call, (lines[0] if lines else type(error).__name__)[:300]
 
 
 @contextmanager

@@ -72,6 +72,16 @@ def test_an_infinity_is_no_overflow_because_fp16_has_it_too() -> None:
     assert fact.share_overflow == 0.5
 
 
+@pytest.mark.parametrize(
+    ("numbers", "finite"),
+    [([-np.inf, 3.0, -5.0], 5.0), ([np.inf, np.nan], 0.0), ([3.0, -5.0], None), ([np.nan], None)],
+)
+def test_the_extreme_beside_infinities_is_kept(numbers: list[float], finite: float | None) -> None:
+    fact = summarize(np.array(numbers, np.float32)).fact(Origin.OBSERVED)
+    assert fact is not None
+    assert fact.finite_max_abs == finite
+
+
 def test_no_numbers_no_fact() -> None:
     assert summarize(np.zeros((0, 3), np.float32)).fact(Origin.OBSERVED) is None
 
