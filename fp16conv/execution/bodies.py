@@ -229,10 +229,6 @@ class _Hoisting:
 
     def _hoist(self, body: ir.Graph, node: ir.Node, scope: int) -> list[ir.Node]:
         main = self.work.graph
-        for value in list(body.initializers.values()):
-            del body.initializers[value.name or ""]
-            self._rename(value, scope)
-            main.register_initializer(value)
         nodes = list(body)
         for slot, result in enumerate(list(body.outputs)):
             copy = ir.node("Identity", [result], name=self._fresh(f"{_PREFIX}/{scope}/out{slot}"))
@@ -240,6 +236,11 @@ class _Hoisting:
             out.name, out.type, out.shape = copy.name, result.type, result.shape
             body.outputs[slot] = out
             body.append(copy)
+        # Only now: a value belongs to the graph that has it as an output.
+        for value in list(body.initializers.values()):
+            del body.initializers[value.name or ""]
+            self._rename(value, scope)
+            main.register_initializer(value)
         body.remove(nodes)
         main.insert_before(node, nodes)
         for moved in nodes:

@@ -369,6 +369,8 @@ class _Checker:
             if bits == 0:
                 self._fail("strings cannot be raw data", where)
             self._compare(tensor, -(-count * bits // 8), len(tensor.raw_data), where, exact=True)
+            if bits == 6 and tensor.raw_data and tensor.raw_data[-1] >> (count * bits % 8 or 8):
+                self._fail("has bits behind its last number", where)
         else:
             field, per_number = _TYPED.get(tensor.data_type, ("int32_data", 1))
             needed = -(-count * bits // 8) if bits < 8 and bits else count * per_number

@@ -112,6 +112,18 @@ def test_names_do_not_depend_on_what_is_skipped() -> None:
         assert part.places.items() <= whole.places.items()
 
 
+def test_an_initializer_that_a_branch_returns(runtime: Runtime) -> None:
+    loaded = load("""<ir_version: 9, opset_import: ["": 18]>
+    g (float[2] x, bool c) => (float[2] y, float[2] z) {
+      y, z = If(c) <
+        then_branch = t () => (float[2] p, float[2] w) <float[2] w = {2.0, 3.0}> { p = Mul(x, w) },
+        else_branch = e () => (float[2] q, float[2] r) { q = Neg(x) r = Abs(x) }
+      >
+    }""")
+    feed = {"x": np.array([1, 2], np.float32), "c": np.array(True)}
+    np.testing.assert_array_equal(of(loaded, read(loaded, runtime, feed), "p")[0].array, [2, 6])
+
+
 def test_the_loaded_model_stays_as_it_was() -> None:
     loaded = load(FUNCTION)
     before = onnx.ModelProto()

@@ -152,6 +152,11 @@ def untyped_attribute(model: onnx.ModelProto) -> None:
     model.graph.node[2].attribute[0].type = AttributeProto.UNDEFINED
 
 
+def stray_bits(model: onnx.ModelProto) -> None:
+    weight = model.graph.initializer[0]
+    weight.CopyFrom(TensorProto(name="w", data_type=TensorProto.FLOAT6E2M3, dims=[3], raw_data=b"\0\0\4"))
+
+
 def referred_subgraphs(model: onnx.ModelProto) -> None:
     attribute = AttributeProto(name="bodies", type=AttributeProto.GRAPHS, ref_attr_name="bodies")
     model.graph.node[2].attribute.append(attribute)
@@ -193,6 +198,7 @@ def no_body(model: onnx.ModelProto) -> None:
         (wrong_attribute, "attribute 'axis' is STRING, the operator takes INT"),
         (twin_attributes, "has two attributes 'axis'"),
         (untyped_attribute, "attribute 'axis' has no type"),
+        (stray_bits, "tensor 'w': has bits behind its last number"),
         (referred_subgraphs, "attribute 'bodies' refers to subgraphs"),
         (no_body, "operator 'add' (SequenceMap): lacks the attribute 'body'"),
     ],
