@@ -113,9 +113,12 @@ class RangeSummary:
 
     @property
     def rms(self) -> float | None:
-        """Root mean square of the finite numbers, None if there are none."""
+        """Root mean square of the finite numbers to seven digits, None if there are none."""
         finite = self.count - self.nans - self.positive_infinities - self.negative_infinities
-        return (self._square_sum / finite) ** 0.5 if finite else None
+        if not finite or self.finite_lo is None or self.finite_hi is None:
+            return None
+        largest = max(-self.finite_lo, self.finite_hi)
+        return min(math.sqrt(self._square_sum / finite), largest)  # squares are rounded, up too
 
     def histogram(self) -> npt.NDArray[np.int64]:
         """Count finite non-zero magnitudes per base-2 exponent.

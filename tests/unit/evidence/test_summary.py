@@ -49,6 +49,16 @@ def test_it_agrees_with_numpy_whatever_the_batches(first: np.ndarray, second: np
     assert summary.min_abs_nonzero == (nonzero.min() if nonzero.size else None)
 
 
+@pytest.mark.parametrize("number", [1e-10, 0.3, -7.7, 90000.0, 3e38])
+def test_root_mean_square_is_at_most_the_largest_magnitude(number: float) -> None:
+    x = np.full(1000, number, np.float32)
+    summary = RangeSummary()
+    summary.update(x)
+    assert summary.rms is not None
+    assert summary.rms <= float(abs(x[0]))
+    assert summary.rms == pytest.approx(abs(number), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("numbers", "lo", "hi", "nan"),
     [

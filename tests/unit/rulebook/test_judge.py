@@ -258,3 +258,20 @@ def test_narrowing_cast_of_the_user_stays() -> None:
     found = of(graph, judge(graph, BOOK, {}), "Cast")
     assert (found.verdict, found.reasons[0].rule) == (Verdict.NEVER, "users-cast")
     assert "BFLOAT16" in found.reasons[0].text
+
+
+def test_rules_may_name_attributes_that_hold_types(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(
+        '[[rule]]\nid = "own"\nname = "own"\nverdict = "deny"\nrationale = "r"\nevidence = ["e"]\n'
+        'match = { op = ["Optional"], attribute = { type = ["float"] } }\n'
+    )
+    element = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [2])
+    nodes = [
+        onnx.helper.make_node("Optional", [], ["o"], type=element),
+        onnx.helper.make_node("OptionalGetElement", ["o"], ["y"]),
+    ]
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    proto = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], [output]))
+    graph = from_proto(proto, Path("test.onnx")).graph
+    assert "own" not in [r.rule for r in of(graph, judge(graph, load_book(path), {}), "Optional").reasons]
