@@ -28,6 +28,10 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # while modules were loaded, or behind the last thing that was done
         sys.stderr.write("error: interrupted; no file was left behind\n")
         sys.exit(130)
+    finally:
+        # An interrupt that meets exec of text, which dataclasses and torch call as they load, leaves a mark
+        # for which `python -m` ends by the signal, not by our exit code. The next exec of text clears it.
+        exec("")
 
 
 def _print(text: str) -> int:

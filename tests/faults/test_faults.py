@@ -182,6 +182,30 @@ def test_interrupted_while_modules_load() -> None:
     assert (done.returncode, done.stderr) == (130, "error: interrupted; no file was left behind\n")
 
 
+@pytest.mark.parametrize(
+    "meets",
+    ["app.program.main = broken", "app.main = broken", "builtins.__import__ = broken"],
+    ids=["in a verb", "around it", "while modules load"],
+)
+def test_interrupted_where_text_is_executed(tmp_path: Path, meets: str) -> None:
+    # Only a program that is run with -m ends by the signal: by sys.exit in a script Python goes at once.
+    code = f"""if True:
+        import builtins, sys
+        import fp16conv.cli
+        from fp16conv.cli import app
+        def broken(*args, **words):
+            builtins.__import__ = real
+            exec("raise KeyboardInterrupt")
+        real, sys.argv = builtins.__import__, ["fp16conv", "doctor"]
+        {meets}
+        fp16conv.cli.main()
+    """
+    (tmp_path / "started.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "started"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted; no file was left behind\n")
+
+
 def test_a_run_on_data_leaves_no_temporary_files(place: Place) -> None:
     place.convert()
     assert place.left() == ["half.data", "half.onnx"]
