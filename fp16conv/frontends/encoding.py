@@ -25,7 +25,8 @@ def find_undecodable(message: Message) -> bytes | None:
     """
     if isinstance(message, onnx.TensorProto):  # printing or reading its data would copy it
         return _first((message.name, message.doc_string), message.external_data, message.metadata_props)
-    if message.ByteSize() <= SMALL:
+    # To count the bytes of a model or graph is to write it once, with its weights.
+    if not isinstance(message, (onnx.ModelProto, onnx.GraphProto)) and message.ByteSize() <= SMALL:
         is_plain = message.SerializeToString().isascii()  # several times faster than to print it
         if is_plain or not _ESCAPED.search(str(message)):
             return None

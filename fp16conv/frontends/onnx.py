@@ -486,7 +486,8 @@ def _constant_tensor(node: ir.Node) -> Tensor | None:
         if attr.is_ref():
             return None
         if attr.name == "value":
-            tensor: Tensor = attr.as_tensor()
+            is_tensor = attr.type is ir.AttributeType.TENSOR
+            tensor: Tensor = attr.value if is_tensor else attr.as_tensor()  # which is slow, and raises
             return tensor
         if attr.name in ("value_float", "value_floats"):
             return _Literal(np.asarray(attr.value, dtype=np.float32))
