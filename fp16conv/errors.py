@@ -7,6 +7,8 @@ unsupported, 4 conversion failed, 5 validation could not run, 70 internal error,
 
 from __future__ import annotations
 
+import errno
+
 __all__ = [
     "ConversionError",
     "DataError",
@@ -18,7 +20,10 @@ __all__ = [
     "ToleranceError",
     "UsageError",
     "ValidationError",
+    "unwritable",
 ]
+
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Fp16convError(Exception):
@@ -92,3 +97,22 @@ class InternalError(Fp16convError):
     """A broken invariant of fp16conv itself."""
 
     exit_code = 70
+
+
+def unwritable(
+    what: str, where: str, error: OSError, otherwise: type[Fp16convError] = UsageError
+) -> Fp16convError:
+    """The error of an output that could not be written: whether the machine failed, or the name was wrong.
+
+    Args:
+        what: as of the error.
+        where: the file or folder.
+        error: what the system said; a full disk and I/O errors are the machine's (exit code 4).
+        otherwise: kind of the error where the place cannot be written at all.
+
+    Example:
+        >>> unwritable("cannot be written", "out", OSError(errno.ENOSPC, "No space left on device")).exit_code
+        4
+    """
+    kind = ConversionError if error.errno in _MACHINE else otherwise
+    return kind(what, where=where, why=error.strerror or str(error))

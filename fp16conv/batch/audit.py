@@ -12,7 +12,7 @@ from fp16conv.batch.confined import can_limit
 from fp16conv.batch.executors import run_dask, run_local
 from fp16conv.batch.jobs import Job, Outcome
 from fp16conv.batch.rows import Row, Status, make_row
-from fp16conv.errors import UsageError
+from fp16conv.errors import UsageError, unwritable
 from fp16conv.rulebook.book import load_book
 
 __all__ = ["Audited", "Settings", "audit_models"]
@@ -114,14 +114,14 @@ def _open_cache(folder: str) -> Cache:
     try:
         return Cache(folder)
     except OSError as error:
-        raise UsageError("the cache cannot be used", where=folder, why=str(error)) from error
+        raise unwritable("the cache cannot be used", folder, error) from error
 
 
 def _keep(cache: Cache, key: str, outcome: Outcome) -> None:
     try:
         cache.keep(key, outcome)
     except OSError as error:
-        raise UsageError("the cache cannot be written", why=str(error)) from error
+        raise unwritable("the cache cannot be written", "", error) from error
 
 
 def _digest(job: Job, rules: str) -> tuple[str | None, str]:

@@ -7,7 +7,9 @@ page's own style only.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -18,7 +20,7 @@ import fp16conv
 from fp16conv.batch.audit import Audited
 from fp16conv.batch.cache import write_files
 from fp16conv.batch.rows import Row, Status
-from fp16conv.errors import UsageError
+from fp16conv.errors import unwritable
 from fp16conv.reporting.sanitize import sanitize
 from fp16conv.reporting.units import format_bytes, format_share, plural
 
@@ -141,8 +143,9 @@ def write_folder(folder: str, audited: Sequence[Audited]) -> Path:
 
     Raises:
         UsageError: the folder cannot be written.
+        ConversionError: the disk is full; a folder that was not there before is removed.
     """
-    root = Path(folder)
+    root, is_new = Path(folder), not os.path.lexists(folder)
     rows = [entry.row for entry in audited]
     links = [_link(number, entry) for number, entry in enumerate(audited, 1)]
     try:
@@ -152,7 +155,9 @@ def write_folder(folder: str, audited: Sequence[Audited]) -> Path:
             [(root / "audit.jsonl", render_lines(rows)), (root / "index.html", render_index(rows, links))]
         )
     except OSError as error:
-        raise UsageError("the folder cannot be written", where=folder, why=str(error)) from error
+        if is_new:
+            shutil.rmtree(root, ignore_errors=True)
+        raise unwritable("the folder cannot be written", folder, error) from error
     return root / "index.html"
 
 

@@ -12,7 +12,7 @@ from fp16conv.cli.environment import Environment, Level
 from fp16conv.cli.options import refuse_overwrite
 from fp16conv.cli.params import Choice
 from fp16conv.cli.terminal import print_report
-from fp16conv.errors import UsageError
+from fp16conv.errors import UsageError, unwritable
 from fp16conv.files import write_whole
 
 if TYPE_CHECKING:
@@ -144,4 +144,4 @@ def _write(path: str, text: str) -> None:
     try:
         write_whole(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        raise UsageError("the report cannot be written", where=path, why=str(error)) from error
+        raise unwritable("the report cannot be written", path, error) from error

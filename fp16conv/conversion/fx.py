@@ -8,7 +8,7 @@ import operator
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, BinaryIO, Final, cast
 
 import numpy as np
 import torch
@@ -94,10 +94,34 @@ def save_program(program: ExportedProgram, path: Path) -> None:
         ConversionError: the disk is full, or writing fails in another way.
     """
     try:
-        torch.export.save(program, path)
+        with path.open("wb") as file:
+            sink = _Sink(file)
+            torch.export.save(program, cast(IO[bytes], sink))
+            if sink.error is not None:
+                raise sink.error
+            file.flush()
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
         why = getattr(error, "strerror", None) or str(error).strip().splitlines()[0][:300]
         raise ConversionError("could not be written", where=str(path), why=why) from error
+
+
+class _Sink:
+    """A file for torch's writer, which aborts the process where a write fails: errors wait for the end."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        if self.error is None:
+            try:
+                self._file.write(content)
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def flush(self) -> None:
+        """The file is flushed once all of it is written."""
 
 
 class _TypeCheck(Interpreter):

@@ -18,7 +18,7 @@ from fp16conv.conversion.loss_guard import carry_over
 from fp16conv.conversion.passes.convert_sparse import sparse_halves
 from fp16conv.conversion.tensors import is_external
 from fp16conv.conversion.workspace import iterate_graphs
-from fp16conv.errors import ConversionError, UsageError
+from fp16conv.errors import ConversionError, UsageError, unwritable
 from fp16conv.files import make_temporary, replace_together
 from fp16conv.frontends.onnx import LoadedModel, external_files
 
@@ -64,7 +64,7 @@ def save(
     try:
         staging = make_temporary(folder)
     except OSError as e:
-        raise UsageError("cannot be written", where=str(folder), why=e.strerror or str(e)) from e
+        raise unwritable("cannot be written", str(folder), e) from e
     try:
         staged = staging / target.name
         data = staging / f"{target.stem}.data"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch.export import ExportedProgram
 
 from fp16conv.conversion.fx import convert_program, save_program, verify_types
-from fp16conv.errors import UsageError
+from fp16conv.errors import unwritable
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.files import make_temporary
 from fp16conv.frontends.fx.importer import import_program
@@ -68,8 +68,7 @@ class ProgramJob(ConversionJob):
         try:
             staging = make_temporary(target.parent)
         except OSError as error:
-            why = error.strerror or str(error)
-            raise UsageError("cannot be written", where=str(target.parent), why=why) from error
+            raise unwritable("cannot be written", str(target.parent), error) from error
         try:
             staged = staging / target.name
             save_program(self.program, staged)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from fp16conv.errors import PlanError
+from fp16conv.errors import PlanError, unwritable
 from fp16conv.files import read_regular, write_whole
 from fp16conv.graph import DataType, ModelGraph, Use
 from fp16conv.planning.casts import replan_casts
@@ -65,6 +65,7 @@ def save_plan(plan: PrecisionPlan, path: str | Path) -> None:
 
     Raises:
         PlanError: the file cannot be written.
+        ConversionError: the disk is full.
     """
     target = Path(path)
     try:
@@ -74,7 +75,7 @@ def save_plan(plan: PrecisionPlan, path: str | Path) -> None:
     try:
         write_whole(target, data)
     except OSError as error:
-        raise PlanError("cannot write the plan", where=str(target), why=str(error)) from error
+        raise unwritable("cannot write the plan", str(target), error, PlanError) from error
 
 
 def load_plan(path: str | Path, graph: ModelGraph | None = None) -> PrecisionPlan:

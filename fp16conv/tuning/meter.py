@@ -72,9 +72,12 @@ class Journal:
         self._readings[key] = reading
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({k: asdict(r) for k, r in self._readings.items()})
-        write_whole(self.path, text.encode())
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, text.encode())
+        except OSError:
+            self.path = None  # the search, maybe of hours, is worth more than what a later one would save
 
 
 class Meter:
