@@ -29,6 +29,8 @@ MODELS = ROOT / ".cache" / "models"
 RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
 TABLE = ROOT / "docs" / "benchmarks.md"
 
+BATCHES = (24, 200)  # a short comparison shows the start-up, a long one the rate
+
 Rows = list[dict[str, object]]
 
 PLAIN = """
@@ -192,22 +194,23 @@ def bench_validation(folder: Path, rounds: int, peers: Sequence[str]) -> Rows:
             print(f"{name}: not downloaded, see `make table`", file=sys.stderr)
             continue
         (given,) = onnx.load(source, load_external_data=False).graph.input
-        batches, rng = [folder / f"{i:02}.npz" for i in range(24)], np.random.default_rng(0)
+        batches, rng = [folder / f"{i:03}.npz" for i in range(max(BATCHES))], np.random.default_rng(0)
         for batch in batches:
             np.savez(batch, **{given.name: rng.random(shape, np.float32)})
         converted = folder / "converted.onnx"
-        files = [str(b) for b in batches]
         interleave({"convert": _convert(source, converted)}, 1)
-        flags = [argument for file in files for argument in ("--data", file)]
-        verify = [sys.executable, "-m", "fp16conv", "validate", str(source), str(converted), *flags]
-        plain = [sys.executable, "-c", PLAIN, str(source)]
-        commands = {
-            "plain FP32 run, same settings": [*plain, "0", *files],
-            "plain FP32 run, threads spin": [*plain, "1", *files],
-            "fp16conv validate": [*verify, "--rtol", "1"],
-        }
-        case, found = f"validation of {source.stem}, 24 batches", interleave(commands, rounds)
-        rows += _rows(case, found, "plain FP32 run, same settings")
+        for count in BATCHES:
+            files = [str(b) for b in batches[:count]]
+            flags = [argument for file in files for argument in ("--data", file)]
+            verify = [sys.executable, "-m", "fp16conv", "validate", str(source), str(converted), *flags]
+            plain = [sys.executable, "-c", PLAIN, str(source)]
+            commands = {
+                "plain FP32 run, same settings": [*plain, "0", *files],
+                "plain FP32 run, threads spin": [*plain, "1", *files],
+                "fp16conv validate": [*verify, "--rtol", "1"],
+            }
+            case = f"validation of {source.stem}, {count} batches"
+            rows += _rows(case, interleave(commands, rounds), "plain FP32 run, same settings")
     return rows
 
 

@@ -107,7 +107,9 @@ def test_each_error_class_has_its_exit_code(cli: Any, kind: type[errors.Fp16conv
 def test_every_error_class_is_in_the_table_of_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md").read_text(encoding="utf-8")
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.M)}
-    classes = [getattr(errors, name) for name in errors.__all__]
+    known = [value for value in vars(errors).values() if isinstance(value, type)]
+    classes = [kind for kind in known if issubclass(kind, errors.Fp16convError)]
+    assert len(classes) > 5
     assert {c.exit_code for c in classes} <= documented
     assert {0, app.INTERNAL_ERROR, app.INTERRUPTED, app.PIPE_CLOSED} <= documented
 
