@@ -25,6 +25,17 @@ def settle(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
+def classifier() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
+
+
+def classifier_data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(48, 16, generator=generator)
+    return x, (x[:, :4] * 2.0).argmax(-1)
+
+
 class Block(nn.Module):
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()

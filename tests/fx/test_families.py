@@ -14,11 +14,9 @@ from fp16conv.execution.fx import run_program
 from fp16conv.frontends.fx.importer import digest_of
 from fp16conv.frontends.fx.program import LoadedProgram
 from tests.fx.nets import FAMILIES, build
+from tests.fx.requirements import ERROR, require_good
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export warns about itself
-
-ERROR = 0.01
-SHARE = 0.98
 
 
 @cache
@@ -33,13 +31,7 @@ def converted(name: str) -> fx.Conversion:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_products_run_in_fp16_and_the_error_is_small(name: str) -> None:
-    conversion = converted(name)
-    assert conversion.result is not None
-    assert conversion.result.ok
-    assert conversion.result.relative_l2 is not None
-    assert 0 < conversion.result.relative_l2 <= ERROR
-    assert conversion.plan.predicted["macs"] > 0
-    assert conversion.plan.predicted["macs_fp16_share"] >= SHARE
+    require_good(converted(name))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,19 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fp16conv import training
 from fp16conv.errors import UsageError, ValidationError
+from tests.fx.nets import classifier as net
+from tests.fx.nets import classifier_data as data
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns about sparse tensors and hooks
-
-
-def net() -> nn.Module:
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
-
-
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(48, 16, generator=generator)
-    return x, (x[:, :4] * 2.0).argmax(-1)
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
