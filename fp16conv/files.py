@@ -78,7 +78,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a TOML file that somebody else may have written.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or has more than 16 MiB.
+        OSError: it cannot be read, is no regular file, or has more than `MAX_TOML` bytes.
         ValueError: it is not TOML, not UTF-8, or nested too deeply.
     """
     try:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import onnx
 import onnx_ir as ir
@@ -16,10 +16,12 @@ import onnx_ir as ir
 from fp16conv.collector import collection_paused
 from fp16conv.conversion.loss_guard import carry_over
 from fp16conv.conversion.passes.convert_sparse import sparse_halves
-from fp16conv.conversion.tensors import is_external
+from fp16conv.conversion.tensors import Fp16Tensor, is_external
 from fp16conv.conversion.workspace import iterate_graphs
+from fp16conv.conversion.write_behind import WriteBehind
 from fp16conv.errors import ConversionError, UsageError, unwritable
 from fp16conv.files import make_temporary, replace_together
+from fp16conv.frontends.external import FileTensor
 from fp16conv.frontends.onnx import LoadedModel, external_files
 
 __all__ = ["check_target", "save", "serialize"]
@@ -145,14 +147,12 @@ def _write(model: ir.Model, path: Path, data: Path, loaded: LoadedModel) -> None
     placed: list[tuple[_Slot, ir.TensorProtocol]] = []
     try:
         if slots:
-            with data.open("wb") as file:
+            with WriteBehind(data) as file:
                 for slot in slots:
                     tensor = slot.get()
                     external = _append(tensor, file, data)
                     placed.append((slot, tensor))
                     slot.set(external)
-                file.flush()
-                os.fsync(file.fileno())
         content = serialize(model, loaded).SerializeToString(deterministic=True)
     finally:
         for slot, tensor in placed:
@@ -163,18 +163,16 @@ def _write(model: ir.Model, path: Path, data: Path, loaded: LoadedModel) -> None
         os.fsync(file.fileno())
 
 
-def _append(tensor: ir.TensorProtocol, file: BinaryIO, data: Path) -> ir.ExternalTensor:
-    offset = file.tell()
-    if tensor.nbytes >= ALIGNED_FROM and offset % ALIGNMENT:
-        offset += file.write(bytes(ALIGNMENT - offset % ALIGNMENT))
-    if hasattr(tensor, "tofile"):
-        tensor.tofile(file)
-    else:
-        file.write(tensor.tobytes())
+def _append(tensor: ir.TensorProtocol, file: WriteBehind, data: Path) -> ir.ExternalTensor:
+    if tensor.nbytes >= ALIGNED_FROM and file.size % ALIGNMENT:
+        file.write(bytes(ALIGNMENT - file.size % ALIGNMENT))
+    offset = file.size
+    for chunk in tensor.chunks() if isinstance(tensor, (FileTensor, Fp16Tensor)) else [tensor.tobytes()]:
+        file.write(chunk)
     return ir.ExternalTensor(
         data.name,
         offset,
-        file.tell() - offset,
+        file.size - offset,
         tensor.dtype,
         shape=ir.Shape([int(d) for d in tensor.shape.numpy()]),
         name=tensor.name or "",

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from fp16conv import half
-from fp16conv.graph import DataType, open_numbers
+from fp16conv.graph import DataType, read_pieces
 
 __all__ = ["Fp16Tensor", "dtype_attribute", "is_external", "retype", "to_ir"]
-
-
-PIECE = 1 << 18  # numbers that one thread converts and writes together
-MAX_THREADS = 4  # more only wait for the memory
 
 
 class Fp16Tensor(ir.LazyTensor):
@@ -43,28 +36,11 @@ class Fp16Tensor(ir.LazyTensor):
         self.source = source
         self.saturating = saturating
 
-    def tofile(self, file: BinaryIO) -> None:
-        """Write the numbers in FP16, in pieces that are converted in parallel: never whole in memory."""
-        size, begin, lock = self.size, file.tell(), threading.Lock()
-        threads = max(1, min(MAX_THREADS, os.cpu_count() or 1, size // (2 * PIECE)))
-
-        def write(first: int) -> None:
-            """Every so-manieth piece, from the first one of this thread on."""
-            read = open_numbers(self.source, PIECE)
-            halves = np.empty(min(PIECE, size), np.float16)
-            for start in range(first * PIECE, size, threads * PIECE):
-                piece = read(start)
-                content = self._round(piece, halves[: piece.size]).astype("<f2", copy=False).data.cast("B")
-                with lock:
-                    file.seek(begin + 2 * start)
-                    file.write(content)
-
-        if threads == 1:
-            write(0)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(write, range(threads)))
-        file.seek(begin + 2 * size)
+    def chunks(self) -> Iterator[memoryview]:
+        """The bytes in FP16, little-endian, piece by piece: never whole in memory."""
+        for _, numbers in read_pieces(self.source):
+            halves = self._round(numbers, np.empty(numbers.size, np.float16))
+            yield halves.astype("<f2", copy=False).data.cast("B")
 
     def _convert(self) -> ir.TensorProtocol:
         numbers = np.asarray(self.source.numpy())

@@ -21,13 +21,12 @@ from fp16conv.frontends.inference import without_weights
 from fp16conv.frontends.onnx import LoadedModel, from_proto, read_proto
 from fp16conv.frontends.onnx_library import check_file, infer_model
 from fp16conv.frontends.schemas import ONNX_DOMAINS, Schema, find_schema
-from fp16conv.graph import Container, DataType, ModelGraph, Tensor, open_numbers
+from fp16conv.graph import Container, DataType, ModelGraph, Tensor, read_pieces
 from fp16conv.isolation import IsolationError
 from fp16conv.planning.plan import PrecisionPlan
 
 __all__ = ["Finding", "require_valid", "verify"]
 
-CHUNK = 1 << 18  # numbers looked at together
 COPY_SUFFIX = re.compile(r"__fp(?:16|32)(?:_\d+)?$")
 
 
@@ -299,12 +298,11 @@ def _check_overflow(halves: Mapping[str, Tensor], source: ModelGraph) -> Iterato
 
 
 def _infinities(tensor: Tensor) -> int:
-    read, count = open_numbers(tensor, CHUNK), 0
-    for start in range(0, tensor.size, CHUNK):
-        chunk = read(start)
-        if chunk.dtype == np.float16 and chunk.size:  # far faster than isinf, and nearly always enough
-            bits = np.ascontiguousarray(chunk).view(np.uint16) & np.uint16(0x7FFF)
+    count = 0
+    for _, numbers in read_pieces(tensor):
+        if numbers.dtype == np.float16 and numbers.size:  # far faster than isinf, and nearly always enough
+            bits = np.ascontiguousarray(numbers).view(np.uint16) & np.uint16(0x7FFF)
             if bits.max() < np.float16(np.inf).view(np.uint16):
                 continue
-        count += int(np.count_nonzero(np.isinf(chunk)))
+        count += int(np.count_nonzero(np.isinf(numbers)))
     return count

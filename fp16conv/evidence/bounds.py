@@ -34,7 +34,7 @@ from fp16conv.evidence.abstract.domain import (
 from fp16conv.evidence.abstract.memo import MAX_NUMBERS, Memo, key_of_attributes, key_of_numbers
 from fp16conv.evidence.abstract.table import TRANSFERS
 from fp16conv.evidence.constants import fold_constants
-from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, Scope, open_numbers
+from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, Scope, read_pieces
 
 __all__ = ["prove_bounds"]
 
@@ -232,7 +232,8 @@ class _Interpreter:
         row = math.prod(d for d in shape[1:] if isinstance(d, int))
         if row * int(shape[0] or 0) != tensor.size:
             return None
-        return open_numbers(tensor, rows * row)(0).reshape(-1, *shape[1:])
+        _, numbers = next(read_pieces(tensor, rows * row))
+        return numbers.reshape(-1, *shape[1:])
 
     def shape(self, value: int | None) -> Shape | None:
         if value is None:

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fp16conv.evidence.summary import CHUNK, RangeSummary
-from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, open_numbers
+from fp16conv.evidence.summary import RangeSummary
+from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, read_pieces
 
 __all__ = ["MOVES", "attribute_facts", "constant_facts", "fold_constants", "summarize_constants"]
 
@@ -63,9 +63,8 @@ def summarize_constants(graph: ModelGraph) -> dict[int, RangeSummary]:
     for value, tensor in graph.constants.items():
         if graph.values[value].dtype is DataType.FLOAT:
             summary = summaries[value] = RangeSummary(exponents=False)
-            read = open_numbers(tensor, CHUNK)
-            for start in range(0, tensor.size, CHUNK):
-                summary.update(read(start))
+            for _, numbers in read_pieces(tensor):
+                summary.update(numbers)
     folded = fold_constants(graph)
     for op in graph.ops:
         source = op.inputs[0] if op.inputs else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -13,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from fp16conv.errors import ModelError
+from fp16conv.graph import Piece
 
 __all__ = ["FileTensor", "changed_meanwhile", "read_from_files"]
 
@@ -44,23 +46,23 @@ class FileTensor(ir.ExternalTensor):
         )
         self._small: npt.NDArray[np.generic] | None = None
 
-    def open(self, size: int) -> Callable[[int], npt.NDArray[np.generic]]:
-        """A function that gives up to `size` numbers from one on, flat; the next call overwrites them.
+    def read_pieces(self, size: int) -> Iterator[Piece]:
+        """The numbers in order, `size` at a time, flat; the next piece overwrites them.
 
         Raises:
-            ModelError: (when called) the file is gone or has become shorter.
+            ModelError: the file is gone or has become shorter.
         """
         if self.dtype.bitwidth < 8:
             flat = self.numpy().reshape(-1)
-            return lambda start: flat[start : start + size]
-        scratch = np.empty(min(size, self.size), np.dtype(self.dtype.numpy()).newbyteorder("<"))
-
-        def read(start: int) -> npt.NDArray[np.generic]:
-            numbers = scratch[: self.size - start]
-            self._fill(numbers.view(np.uint8).data, start * scratch.itemsize)
-            return numbers
-
-        return read
+            for start in range(0, flat.size, size):
+                yield start, flat[start : start + size]
+            return
+        scratch = np.empty(min(size, self.size), self._stored_as())
+        with self._open() as file:
+            for start in range(0, self.size, size):
+                numbers = scratch[: self.size - start]
+                self._fill(numbers.view(np.uint8).data, start * scratch.itemsize, file)
+                yield start, numbers
 
     def numpy(self) -> npt.NDArray[np.generic]:
         """All numbers, read-only; only those of small tensors are kept for the next time."""
@@ -71,7 +73,9 @@ class FileTensor(ir.ExternalTensor):
             proto = onnx.TensorProto(data_type=int(self.dtype), dims=shape, raw_data=self.tobytes())
             numbers: npt.NDArray[np.generic] = ir.serde.TensorProtoTensor(proto).numpy()
         else:
-            numbers = self.open(self.size)(0).reshape(shape)
+            numbers = np.empty(shape, self._stored_as())
+            with self._open() as file:
+                self._fill(numbers.reshape(-1).view(np.uint8).data, 0, file)
         numbers.flags.writeable = False
         if numbers.nbytes <= _KEPT:
             self._small = numbers
@@ -81,32 +85,37 @@ class FileTensor(ir.ExternalTensor):
         return np.array(self.numpy(), dtype, copy=copy)
 
     def tobytes(self) -> bytes:
-        return b"".join(self._chunks())
+        return b"".join(self.chunks())
 
     def tofile(self, file: BinaryIO) -> None:
-        for chunk in self._chunks():
+        for chunk in self.chunks():
             file.write(chunk)
 
-    def _chunks(self) -> Iterator[bytearray]:
-        for start in range(0, self.nbytes, _COPIED):
-            chunk = bytearray(min(_COPIED, self.nbytes - start))
-            self._fill(memoryview(chunk), start)
-            yield chunk
+    def chunks(self) -> Iterator[memoryview]:
+        """All bytes, piece by piece; each is a copy."""
+        with self._open() as file:
+            for start in range(0, self.nbytes, _COPIED):
+                chunk = memoryview(bytearray(min(_COPIED, self.nbytes - start)))
+                self._fill(chunk, start, file)
+                yield chunk
 
-    def _fill(self, buffer: memoryview, start: int) -> None:
-        """Read from `start` (bytes into the tensor) until the buffer is full."""
-        if not buffer:
-            return
+    def _stored_as(self) -> np.dtype[np.generic]:
+        return np.dtype(self.dtype.numpy()).newbyteorder("<")
+
+    def _open(self) -> io.FileIO:
         try:
-            with open(self.path, "rb", buffering=0) as file:
-                file.seek((self.offset or 0) + start)
-                while buffer:
-                    count = file.readinto(buffer)
-                    if not count:
-                        raise changed_meanwhile(Path(self.path))
-                    buffer = buffer[count:]
+            return open(self.path, "rb", buffering=0)
         except FileNotFoundError:
             raise changed_meanwhile(Path(self.path)) from None
+
+    def _fill(self, buffer: memoryview, start: int, file: io.FileIO) -> None:
+        """Read from `start` (bytes into the tensor) until the buffer is full."""
+        file.seek((self.offset or 0) + start)
+        while buffer:
+            count = file.readinto(buffer)
+            if not count:
+                raise changed_meanwhile(Path(self.path))
+            buffer = buffer[count:]
 
 
 def changed_meanwhile(file: Path) -> ModelError:

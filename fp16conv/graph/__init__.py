@@ -2,6 +2,7 @@
 
 from fp16conv.graph.builder import GraphBuilder
 from fp16conv.graph.model import ModelGraph
+from fp16conv.graph.pieces import Piece, read_pieces
 from fp16conv.graph.types import (
     Container,
     DataType,
@@ -16,7 +17,6 @@ from fp16conv.graph.types import (
     Use,
     Value,
     ValueKind,
-    open_numbers,
 )
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "ModelGraph",
     "Op",
     "Origin",
+    "Piece",
     "RangeFact",
     "Scope",
     "ScopeKind",
@@ -35,5 +36,5 @@ __all__ = [
     "Use",
     "Value",
     "ValueKind",
-    "open_numbers",
+    "read_pieces",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -24,7 +24,6 @@ __all__ = [
     "Use",
     "Value",
     "ValueKind",
-    "open_numbers",
 ]
 
 Dim = int | str | None
@@ -99,7 +98,7 @@ class ScopeKind(StrEnum):
 
 
 class Tensor(Protocol):
-    """A constant's numbers, read lazily. Large ones are better read in pieces: `open_numbers`."""
+    """A constant's numbers, read lazily. Large ones are better read by `read_pieces`."""
 
     @property
     def nbytes(self) -> int: ...
@@ -108,26 +107,6 @@ class Tensor(Protocol):
     def size(self) -> int: ...
 
     def numpy(self) -> npt.NDArray[np.generic]: ...
-
-
-def open_numbers(tensor: Tensor, size: int) -> Callable[[int], npt.NDArray[np.generic]]:
-    """A function that gives up to `size` numbers from one on, in memory order, as a flat array.
-
-    Tensors in files are never whole in memory: what was given is overwritten by the next call.
-
-    Example:
-        >>> class Ramp:
-        ...     nbytes, size = 16, 4
-        ...     def numpy(self):
-        ...         return np.arange(4.0, dtype=np.float32).reshape(2, 2)
-        >>> open_numbers(Ramp(), 2)(1).tolist()
-        [1.0, 2.0]
-    """
-    opened: Callable[[int], Callable[[int], npt.NDArray[np.generic]]] | None = getattr(tensor, "open", None)
-    if opened is not None:
-        return opened(size)
-    flat = np.asarray(tensor.numpy()).reshape(-1)
-    return lambda start: flat[start : start + size]
 
 
 class Use(NamedTuple):

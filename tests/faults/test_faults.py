@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import re
 import resource
@@ -355,17 +356,16 @@ def test_weights_that_are_cut_between_two_reads(
     place: Place, call: int, keep: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The weight is read in two pieces each time: for its facts, the proofs (its head) and the output."""
-    monkeypatch.setattr("fp16conv.evidence.constants.CHUNK", SIZE * SIZE // 2)
-    monkeypatch.setattr("fp16conv.conversion.tensors.PIECE", SIZE * SIZE // 2)
+    monkeypatch.setattr("fp16conv.graph.pieces.PIECE", SIZE * SIZE // 2)
     monkeypatch.setattr("fp16conv.frontends.external._COPIED", SIZE * SIZE * 2)
     real, calls = FileTensor._fill, []
 
-    def fill(self: FileTensor, buffer: memoryview, start: int) -> None:
+    def fill(self: FileTensor, buffer: memoryview, start: int, file: io.FileIO) -> None:
         if Path(self.path) == place.weights:
             if len(calls) == call:
                 _truncate(place.weights)
             calls.append(start)
-        real(self, buffer, start)
+        real(self, buffer, start, file)
 
     monkeypatch.setattr(FileTensor, "_fill", fill)
     words = ["--no-validate", "--keep-fp32", keep]
