@@ -23,6 +23,7 @@ from fp16conv.errors import ConversionError, UsageError, unwritable
 from fp16conv.files import make_temporary, replace_together
 from fp16conv.frontends.external import FileTensor
 from fp16conv.frontends.onnx import LoadedModel, external_files
+from fp16conv.frontends.wire import serialize_in_pieces
 
 __all__ = ["check_target", "save", "serialize"]
 
@@ -153,12 +154,12 @@ def _write(model: ir.Model, path: Path, data: Path, loaded: LoadedModel) -> None
                     external = _append(tensor, file, data)
                     placed.append((slot, tensor))
                     slot.set(external)
-        content = serialize(model, loaded).SerializeToString(deterministic=True)
+        proto = serialize(model, loaded)
     finally:
         for slot, tensor in placed:
             slot.set(tensor)
     with path.open("wb") as file:
-        file.write(content)
+        file.writelines(serialize_in_pieces(proto))
         file.flush()
         os.fsync(file.fileno())
 

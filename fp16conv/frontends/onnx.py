@@ -29,6 +29,7 @@ from fp16conv.frontends.schemas import ONNX_DOMAINS
 from fp16conv.frontends.sources import hint_at_source
 from fp16conv.frontends.specialization import specialize
 from fp16conv.frontends.typevars import add_typevars
+from fp16conv.frontends.wire import serialize_in_pieces
 from fp16conv.graph import (
     Container,
     DataType,
@@ -236,7 +237,8 @@ def _first_line(error: BaseException) -> str:
 def _digest(proto: onnx.ModelProto, base_dir: Path) -> str:
     """Sha256 over the model; external data enters by name, extent and file size."""
     digest = hashlib.sha256()
-    digest.update(proto.SerializeToString(deterministic=True))
+    for piece in serialize_in_pieces(proto):
+        digest.update(piece)
     for tensor in onnx.external_data_helper._get_all_tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             location = next((e.value for e in tensor.external_data if e.key == "location"), "")
