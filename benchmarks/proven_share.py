@@ -18,9 +18,10 @@ from typing import Final
 from benchmarks.zoo.registry import CALIBRATION_SEED, MODELS, Entry, write_feeds
 from fp16conv.evidence.bounds import prove_bounds
 from fp16conv.execution.runtime import Runtime
+from fp16conv.inputs import read_options
 from fp16conv.reporting.bounds import BoundsSummary
 from fp16conv.reporting.safety import summarize_bounds
-from fp16conv.study import read_options, start_study
+from fp16conv.study import start_study
 
 __all__ = ["NATURAL_RANGES", "measure"]
 

@@ -12,39 +12,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
-import fp16conv
 from fp16conv.collector import collection_paused
 from fp16conv.errors import UsageError
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.frontends.sources import are_torch_sources, is_torch_source
-from fp16conv.planning.plan import PrecisionPlan
-from fp16conv.reporting.comparison import find_in_validation, summarize_operators, summarize_validation
-from fp16conv.reporting.details import Details
-from fp16conv.reporting.inventory import node_notes
-from fp16conv.reporting.progress import Progress
+from fp16conv.inputs import InputWords, OptionWords, load_model, read_options
 from fp16conv.reporting.report import AnalyzeReport, ConvertReport, HalfOutcome, ValidateReport
-from fp16conv.reporting.source_lines import add_source_lines
-from fp16conv.reports import details_of_pair, report_analysis, report_conversion, summarize_outlook
-from fp16conv.rulebook.book import load_book
-from fp16conv.study import (
-    InputWords,
-    OptionWords,
-    Study,
-    describe_evidence,
-    load_model,
-    open_feeds,
-    read_options,
-    start_study,
-)
 from fp16conv.validation.compare import Provider
 from fp16conv.validation.metrics import ATOL, RTOL
-from fp16conv.validation.outlook import what_half_does
 
 if TYPE_CHECKING:
     from fp16conv.auditor import audit_rules
+    from fp16conv.planning.plan import PrecisionPlan
+    from fp16conv.reporting.details import Details
     from fp16conv.reporting.inspection import DiffReport, ExplainReport
+    from fp16conv.reporting.progress import Progress
     from fp16conv.reporting.tuning import TuneReport
+    from fp16conv.study import Study
     from fp16conv.tuner import default_cache
 
 __all__ = [
@@ -120,6 +105,11 @@ def analyze(
             )
         report: AnalyzeReport = _torch_verbs().analyze(model, progress=progress, **options)
         return report
+    from fp16conv.reporting.inventory import node_notes
+    from fp16conv.reports import report_analysis, summarize_outlook
+    from fp16conv.study import start_study
+    from fp16conv.validation.outlook import what_half_does
+
     chosen = read_options(**options)
     loaded = load_model(model)
     if annotate is not None:
@@ -192,6 +182,8 @@ def plan(model: Source, *, progress: Progress | None = None, **options: Unpack[O
     if is_torch_source(model):
         made: PrecisionPlan = _torch_verbs().plan(model, progress=progress, **options)
         return made
+    from fp16conv.study import start_study
+
     with Runtime() as runtime:
         return start_study(load_model(model), read_options(**options), runtime, progress).plan()
 
@@ -256,6 +248,8 @@ def convert(
         return report
     from fp16conv.conversion.save import check_target
     from fp16conv.job import MAX_REPAIRS, Comparison, OnnxJob
+    from fp16conv.reports import report_conversion
+    from fp16conv.study import start_study
 
     chosen = read_options(**options)
     loaded = load_model(model)
@@ -307,57 +301,21 @@ def validate(
         ValidationError: the comparison could not run.
         ModelError, DataError, UsageError: as in `analyze`.
     """
-    if are_torch_sources(reference, candidate):
-        compared: ValidateReport = _torch_verbs().validate(
-            reference,
-            candidate,
-            rtol=rtol,
-            atol=atol,
-            allow_integer_changes=allow_integer_changes,
-            provider=provider,
-            per_op=per_op,
-            progress=progress,
-            **inputs,
-        )
-        return compared
-    from fp16conv.job import Comparison
+    from fp16conv.validator import validate as validate_onnx
 
-    chosen = read_options(**inputs)
-    with Runtime() as runtime:
-        runtime.start()
-        first, second = load_model(reference), load_model(candidate)
-        feeds = open_feeds(first, chosen, runtime)
-        _tell(progress, "comparing")
-        comparison = Comparison(rtol, atol, allow_integer_changes, provider)
-        result = comparison.run(first, second, feeds, runtime)
-        details = details_of_pair(first, second, feeds, chosen, runtime) if chosen.details else None
-        blamed = None
-        if per_op:
-            from fp16conv.validation.per_operator import rank_operators
-
-            _tell(progress, "finding the operators that cause the error")
-            found = rank_operators(
-                first,
-                second,
-                feeds,
-                runtime,
-                rtol=rtol,
-                atol=atol,
-                allow_integer_changes=allow_integer_changes,
-            )
-            blamed = summarize_operators(first.graph, found, load_book().patterns)
-    report = ValidateReport(
-        tool_version=fp16conv.__version__,
-        options=chosen.recorded(),
-        reference=first.graph.source,
-        candidate=second.graph.source,
-        evidence=describe_evidence(feeds, chosen, result.batches),
-        validation=summarize_validation(result),
-        findings=find_in_validation(result),
-        details=details,
-        per_operator=blamed,
+    verb = _torch_verbs().validate if are_torch_sources(reference, candidate) else validate_onnx
+    report: ValidateReport = verb(
+        reference,
+        candidate,
+        rtol=rtol,
+        atol=atol,
+        allow_integer_changes=allow_integer_changes,
+        provider=provider,
+        per_op=per_op,
+        progress=progress,
+        **inputs,
     )
-    return add_source_lines(report, first.graph)
+    return report
 
 
 def tune(
@@ -491,6 +449,7 @@ def _tell(progress: Progress | None, step: str) -> None:
 def _read_plan(plan: PrecisionPlan | PathLike | None, loaded: LoadedModel) -> PrecisionPlan | None:
     if plan is None:
         return None
+    from fp16conv.planning.plan import PrecisionPlan
     from fp16conv.planning.serialize import bind_plan, load_plan
 
     if isinstance(plan, PrecisionPlan):

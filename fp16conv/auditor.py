@@ -10,17 +10,12 @@ import fp16conv
 from fp16conv.errors import ValidationError
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.inputs import OptionWords, describe_evidence, load_model, read_options
 from fp16conv.planning.planner import make_plan
 from fp16conv.reporting.audit import RuleAuditReport, RuleEffect
 from fp16conv.reporting.progress import Progress
 from fp16conv.rulebook.types import Verdicts
-from fp16conv.study import (
-    OptionWords,
-    describe_evidence,
-    load_model,
-    read_options,
-    start_study,
-)
+from fp16conv.study import start_study
 from fp16conv.tuning.audit import Effect, audit
 from fp16conv.validation.metrics import ATOL, RTOL
 from fp16conv.validation.probe import Measurement

@@ -14,6 +14,7 @@ from fp16conv.errors import UsageError
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import DataType, ModelGraph
+from fp16conv.inputs import OptionWords, load_model, read_options
 from fp16conv.planning.plan import Decision, PrecisionPlan
 from fp16conv.planning.serialize import load_plan
 from fp16conv.reporting.details import OperatorDetail, ReasonNote
@@ -22,7 +23,7 @@ from fp16conv.reporting.inventory import list_converted
 from fp16conv.reporting.progress import Progress
 from fp16conv.rulebook.families import FAMILIES, family
 from fp16conv.rulebook.selection import select_ops
-from fp16conv.study import OptionWords, StudyBase, load_model, read_options, start_study
+from fp16conv.study import StudyBase, start_study
 
 __all__ = ["diff", "diff_graphs", "explain", "explain_operator", "find_operator"]
 

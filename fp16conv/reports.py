@@ -12,6 +12,7 @@ from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType, Origin
+from fp16conv.inputs import Options, describe_evidence
 from fp16conv.planning.alignment import products
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
@@ -24,7 +25,7 @@ from fp16conv.reporting.safety import summarize_bounds
 from fp16conv.reporting.source_lines import add_source_lines
 from fp16conv.reporting.summary import read_prediction, read_size, summarize_alignment, summarize_decisions
 from fp16conv.reporting.units import format_share
-from fp16conv.study import Options, StudyBase, describe_evidence
+from fp16conv.study import StudyBase
 from fp16conv.validation.depth import errors_of_model
 from fp16conv.validation.outlook import HalfOutlook
 

@@ -18,6 +18,7 @@ from fp16conv.errors import ValidationError
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.inputs import OptionWords, describe_evidence, load_model, read_options
 from fp16conv.job import Comparison, ConversionJob, OnnxJob, Outcome, Tolerance
 from fp16conv.planning.cut import Charge
 from fp16conv.planning.plan import PrecisionPlan
@@ -29,14 +30,7 @@ from fp16conv.reporting.report import Finding, Severity
 from fp16conv.reporting.source_lines import add_source_lines
 from fp16conv.reporting.summary import read_prediction, read_size, summarize_decisions
 from fp16conv.reporting.tuning import Effort, TuneReport
-from fp16conv.study import (
-    OptionWords,
-    StudyBase,
-    describe_evidence,
-    load_model,
-    read_options,
-    start_study,
-)
+from fp16conv.study import StudyBase, start_study
 from fp16conv.tuning.meter import Journal, Meter
 from fp16conv.tuning.relaxation import relax
 from fp16conv.tuning.search import Point, Search, TuneResult, max_runs

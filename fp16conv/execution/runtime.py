@@ -191,7 +191,12 @@ class Runtime:
         return "" if facts["cuda_driver"] else "there is no NVIDIA driver"
 
     def load(
-        self, model: ModelSource, *, base_dir: Path | None = None, custom_ops: Sequence[Path] = ()
+        self,
+        model: ModelSource,
+        *,
+        base_dir: Path | None = None,
+        custom_ops: Sequence[Path] = (),
+        threads: int | None = None,
     ) -> SessionHandle:
         """Load a model.
 
@@ -200,6 +205,7 @@ class Runtime:
                 or has external weights; the folder the weights come from is never written).
             base_dir: folder of the external weights of a serialized model.
             custom_ops: shared libraries with custom operators.
+            threads: threads inside one operator; those of the Runtime if None.
 
         Raises:
             RuntimeFailure: the runtime refused the model, crashed, took too long, or did not use the provider
@@ -217,7 +223,7 @@ class Runtime:
         self._sources[number] = {
             "model": source,
             "providers": _PROVIDERS[self.provider],
-            "threads": self.threads,
+            "threads": self.threads if threads is None else threads,
             "optimization": self.optimization,
             "custom_ops": [os.fspath(p) for p in custom_ops],
             "folder": os.fspath(base_dir) if base_dir is not None else "",

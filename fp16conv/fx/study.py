@@ -20,6 +20,7 @@ from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.fx.sources import TorchSource, load_program
 from fp16conv.graph import ModelGraph
+from fp16conv.inputs import DEFAULT_TARGET, Options
 from fp16conv.planning.devices import load_device
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.reporting.progress import Progress
@@ -28,7 +29,7 @@ from fp16conv.reporting.summary import describe_model
 from fp16conv.rulebook.book import RuleBook, load_book
 from fp16conv.rulebook.repair_names import SATURATE, check_repairs
 from fp16conv.rulebook.types import Verdicts
-from fp16conv.study import DEFAULT_TARGET, Options, StudyBase
+from fp16conv.study import StudyBase
 from fp16conv.validation.compare import Provider
 from fp16conv.validation.fx.compare import require_cuda
 from fp16conv.validation.fx.depth import errors_of_program

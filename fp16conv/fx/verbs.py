@@ -19,11 +19,13 @@ from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.fx.job import ProgramComparison, ProgramJob, rank_calls
 from fp16conv.fx.study import ERROR_NOTE, ProgramStudy, Source, load, load_source, open_feeds, start_study
 from fp16conv.graph import DataType
+from fp16conv.inputs import InputWords, OptionWords, describe_evidence, read_options
 from fp16conv.inspection import diff_graphs, explain_operator, find_operator
 from fp16conv.job import MAX_REPAIRS
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.serialize import bind_plan, load_plan
-from fp16conv.reporting.comparison import find_in_validation, summarize_operators, summarize_validation
+from fp16conv.reporting.blame import summarize_operators
+from fp16conv.reporting.comparison import find_in_validation, summarize_validation
 from fp16conv.reporting.details import Details
 from fp16conv.reporting.inspection import DiffReport, ExplainReport
 from fp16conv.reporting.inventory import list_converted
@@ -33,7 +35,6 @@ from fp16conv.reporting.source_lines import add_source_lines
 from fp16conv.reporting.tuning import TuneReport
 from fp16conv.reports import report_analysis, report_conversion
 from fp16conv.rulebook.book import load_book
-from fp16conv.study import InputWords, OptionWords, describe_evidence, read_options
 from fp16conv.tuner import ATOL_SHARE, run_tuning
 from fp16conv.validation.compare import Provider, ValidationResult
 from fp16conv.validation.fx.depth import errors_of_program

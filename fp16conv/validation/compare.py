@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
@@ -17,10 +17,11 @@ from fp16conv.execution.failures import RuntimeFailure
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.lanes import Lane
 from fp16conv.execution.matching import match_feeds
-from fp16conv.execution.runtime import Feeds, ModelSource, Results, Runtime, SessionHandle
+from fp16conv.execution.runtime import Feeds, Results, Runtime, SessionHandle
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import DataType
 from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
+from fp16conv.validation.reference import ReferenceRun, half_of_the_cores, source_of
 
 __all__ = [
     "BackendResult",
@@ -28,8 +29,6 @@ __all__ = [
     "ValidationResult",
     "check_runtime",
     "compare_models",
-    "load_reference",
-    "run_reference",
 ]
 
 Provider = Literal["auto", "emulated", "cuda"]
@@ -149,7 +148,7 @@ class ValidationResult:
 
 def compare_models(
     reference: LoadedModel,
-    candidate: LoadedModel,
+    candidate: LoadedModel | Callable[[], LoadedModel],
     feeds: FeedSource,
     *,
     provider: Provider = "auto",
@@ -169,7 +168,8 @@ def compare_models(
 
     Args:
         reference: the FP32 model.
-        candidate: the converted model, with the same output names.
+        candidate: the converted model, with the same output names; or what loads it, while the reference
+            already runs.
         feeds: batches of inputs for the reference; FP16 inputs of the candidate are cast from them.
         provider: `emulated`, `cuda` (an error where CUDA does not really work), or `auto`: emulated,
             and CUDA too where a session really gets it.
@@ -194,19 +194,21 @@ def compare_models(
     with contextlib.ExitStack() as stack:
         cpu = runtime if runtime is not None else stack.enter_context(Runtime())
         lane = stack.enter_context(Lane(cpu))
-        coming = lane.submit(load_reference, cpu, reference)
+        run = ReferenceRun(lane, reference, feeds)
+        run.advance()
+        if not isinstance(candidate, LoadedModel):
+            candidate = candidate()
         checked = lane.submit(check_runtime, candidate, feeds, cpu) if check else None
         emulated = None
         if provider != "cuda":
             emulated = _Emulation(stack.enter_context(Lane(cpu.companion)), candidate, options.emulation)
-        session = coming.result()
-        _check_names(session, candidate)
+        _check_names(run.session, candidate)
         backends: list[BackendResult] = []
         findings: list[RuntimeFinding] = []
         notes: list[str] = []
         batches = 0
         if emulated is not None:
-            result, batches = _compare_emulated(lane, session, emulated, feeds, options)
+            result, batches = _compare_emulated(run, emulated, options)
             backends.append(result)
         if provider != "emulated":
             cuda, why = _find_cuda(stack, lane, reference)
@@ -220,13 +222,13 @@ def compare_models(
                 notes.append(f"not run on CUDA: {why}")
             else:
                 try:
-                    result, batches = _compare_cuda(cuda, lane, session, candidate, feeds, options)
+                    result, batches = _compare_cuda(cuda, run, candidate, options)
                     backends.append(result)
                 except RuntimeFailure as failure:
                     findings.append(_finding(failure, "CUDA"))
         if checked is not None:
             findings += checked.result()
-        lane.submit(cpu.unload, session).result()
+        lane.submit(cpu.unload, run.session).result()
     if not backends:
         raise ValidationError("the converted model does not run on CUDA", why=findings[0].message)
     return ValidationResult(
@@ -261,7 +263,7 @@ def check_runtime(
     with contextlib.ExitStack() as stack:
         runtime = runtime if runtime is not None else stack.enter_context(Runtime())
         try:
-            session = runtime.load(_source(candidate))
+            session = runtime.load(source_of(candidate), threads=half_of_the_cores())
             stack.callback(runtime.unload, session)
             for batch in feeds:
                 runtime.run(session, match_feeds(session, batch))
@@ -269,40 +271,6 @@ def check_runtime(
         except RuntimeFailure as failure:
             return [_finding(failure, "CPU")]
     return []
-
-
-def _source(loaded: LoadedModel) -> ModelSource:
-    """What to give a runtime to load the model as it is: its file where there is one."""
-    return loaded.path if loaded.path.is_file() else loaded.model
-
-
-def load_reference(runtime: Runtime, reference: LoadedModel) -> SessionHandle:
-    """Load the FP32 model.
-
-    Raises:
-        ValidationError: it does not load.
-    """
-    try:
-        return runtime.load(_source(reference))
-    except RuntimeFailure as failure:
-        raise _reference_error(reference, failure) from failure
-
-
-def run_reference(runtime: Runtime, session: SessionHandle, reference: str, batch: Feeds) -> Results:
-    """Run the FP32 model on one batch.
-
-    Raises:
-        ValidationError: it does not run.
-    """
-    try:
-        return runtime.run(session, batch)
-    except RuntimeFailure as failure:
-        raise ValidationError(
-            "the FP32 model itself does not run on these inputs, so there is nothing to compare with",
-            where=reference,
-            why=str(failure),
-            hint="check names, shapes and values of the inputs",
-        ) from failure
 
 
 @dataclass(frozen=True)
@@ -321,20 +289,17 @@ class _Options:
 
 
 def _pairs(
-    lane: Lane, session: SessionHandle, beside: Lane, candidate: SessionHandle, feeds: FeedSource
+    reference: ReferenceRun, beside: Lane, candidate: SessionHandle
 ) -> Iterator[tuple[Results, Results]]:
     """What both models give for each batch; both run at the same time, and the next batch meanwhile."""
-    running: tuple[Future[Results], Future[Results]] | None = None
-    for batch in feeds:
-        following = (
-            lane.submit(run_reference, lane.runtime, session, "", batch),
-            beside.submit(beside.runtime.run, candidate, match_feeds(candidate, batch)),
-        )
+    running: tuple[Feeds, Future[Results | None], Future[Results]] | None = None
+    for batch, expected in reference:
+        found = beside.submit(beside.runtime.run, candidate, match_feeds(candidate, batch))
         if running is not None:
-            yield running[0].result(), running[1].result()
-        running = following
+            yield reference.take(*running[:2]), running[2].result()
+        running = batch, expected, found
     if running is not None:
-        yield running[0].result(), running[1].result()
+        yield reference.take(*running[:2]), running[2].result()
 
 
 def _compare(
@@ -366,12 +331,13 @@ class _Emulation:
 
 
 def _compare_emulated(
-    lane: Lane, session: SessionHandle, emulation: _Emulation, feeds: FeedSource, options: _Options
+    reference: ReferenceRun, emulation: _Emulation, options: _Options
 ) -> tuple[BackendResult, int]:
     runtime = emulation.lane.runtime
     try:
         emulated = emulation.coming.result()
-        outputs, batches = _compare(session, _pairs(lane, session, emulation.lane, emulated, feeds), options)
+        pairs = _pairs(reference, emulation.lane, emulated)
+        outputs, batches = _compare(reference.session, pairs, options)
         runtime.unload(emulated)
     except RuntimeFailure as failure:
         raise ValidationError(
@@ -401,23 +367,18 @@ def _find_cuda(stack: contextlib.ExitStack, lane: Lane, reference: LoadedModel) 
         return None, why
     runtime = stack.enter_context(Runtime("cuda", profile=True))
     try:
-        runtime.unload(runtime.load(_source(reference)))
+        runtime.unload(runtime.load(source_of(reference)))
     except RuntimeFailure as failure:
         return None, str(failure)
     return runtime, ""
 
 
 def _compare_cuda(
-    cuda: Runtime,
-    lane: Lane,
-    session: SessionHandle,
-    candidate: LoadedModel,
-    feeds: FeedSource,
-    options: _Options,
+    cuda: Runtime, reference: ReferenceRun, candidate: LoadedModel, options: _Options
 ) -> tuple[BackendResult, int]:
-    handle = cuda.load(_source(candidate))
+    handle = cuda.load(source_of(candidate))
     with Lane(cuda) as beside:
-        outputs, batches = _compare(session, _pairs(lane, session, beside, handle, feeds), options)
+        outputs, batches = _compare(reference.session, _pairs(reference, beside, handle), options)
     fp16_ops = {
         op.name
         for op in candidate.graph.ops
@@ -444,14 +405,6 @@ def _check_names(session: SessionHandle, candidate: LoadedModel) -> None:
             where=candidate.graph.source,
             why=f"it has {', '.join(repr(n) for n in names)}",
         )
-
-
-def _reference_error(reference: LoadedModel, failure: RuntimeFailure) -> ValidationError:
-    return ValidationError(
-        "the FP32 model itself does not load, so there is nothing to compare with",
-        where=reference.graph.source,
-        why=str(failure),
-    )
 
 
 def _finding(failure: RuntimeFailure, provider: str) -> RuntimeFinding:

@@ -26,8 +26,8 @@ from fp16conv.graph import DataType, ModelGraph, Origin, RangeFact
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.rulebook.rescaling import exponents_of
 from fp16conv.rulebook.types import Verdicts
-from fp16conv.validation.compare import load_reference, run_reference
 from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
+from fp16conv.validation.reference import load_reference, run_reference
 
 __all__ = ["NONFINITE", "Measurement", "Probe", "ProbeBase", "Rewritten", "rewritten_by"]
 

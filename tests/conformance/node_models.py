@@ -28,12 +28,13 @@ from fp16conv.execution.matching import match_feeds
 from fp16conv.execution.runtime import Runtime, RuntimeFailure, SessionHandle
 from fp16conv.frontends.onnx import LoadedModel, load_onnx
 from fp16conv.graph import DataType
+from fp16conv.inputs import read_options
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.planner import make_plan
 from fp16conv.rulebook.book import load_book
 from fp16conv.rulebook.judge import judge
 from fp16conv.rulebook.types import Verdict
-from fp16conv.study import Study, read_options
+from fp16conv.study import Study
 from fp16conv.validation.metrics import OutputComparison, OutputMetrics
 
 PACKAGED = ("simple", "pytorch-operator", "pytorch-converted")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from fp16conv import fx
-from fp16conv.study import read_options
+from fp16conv.inputs import read_options
 from fp16conv.validation.fx.half import try_half
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export warns about itself

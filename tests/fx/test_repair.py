@@ -14,7 +14,7 @@ from fp16conv import api, fx
 from fp16conv.errors import UsageError, ValidationError
 from fp16conv.execution.fx import ProgramRunner, Roundings, find_roundings
 from fp16conv.graph import DataType
-from fp16conv.study import read_options
+from fp16conv.inputs import read_options
 from fp16conv.tuning.meter import Journal, Meter
 from fp16conv.validation.attribution import attribute
 from fp16conv.validation.fx.probe import ProgramProbe
