@@ -27,6 +27,9 @@ STEPS = {  # [4, 6] -> [4, 6], none makes a new number
     "sign": "{y} = Sign({x})",
     "max": "{y} = Max({x}, {o})",
     "min": "{y} = Min({x}, {o})",
+    "clip": "{y}l = CastLike(low, {x}) {y}h = CastLike(high, {x}) {y} = Clip({x}, {y}l, {y}h)",
+    "clip low": "{y}l = CastLike(low, {x}) {y} = Clip({x}, {y}l)",
+    "clip high": "{y}h = CastLike(high, {x}) {y} = Clip({x}, , {y}h)",
     "reshape": "{y}r = Reshape({x}, flat) {y} = Reshape({y}r, whole)",
     "transpose": "{y}t = Transpose({x}) {y} = Transpose({y}t)",
     "concat": "{y}a, {y}b = Split<axis = 0, num_outputs = 2>({x}) {y} = Concat<axis = 0>({y}b, {y}a)",
@@ -44,6 +47,7 @@ CONSTANTS = """
     zero = Constant<value = int64[1] {0}>() two = Constant<value = int64[1] {2}>()
     twice = Constant<value = int64[2] {2, 1}>() picked = Constant<value = int64[4] {3, 1, 1, 0}>()
     lead = Constant<value = int64[1] {0}>() six = Constant<value = int64[1] {6}>()
+    low = Constant<value = float {-2000.7}>() high = Constant<value = float {3000.3}>()
 """
 
 

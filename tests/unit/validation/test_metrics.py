@@ -144,3 +144,24 @@ def test_zero_reference() -> None:
 def test_the_dump_is_json_without_special_numbers() -> None:
     m = compare(np.array([1.0]), np.array([np.inf]))
     json.dumps(m.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_left_out_wherever_it_is_in_a_large_output(bad: float) -> None:
+    ref = RNG.normal(size=(7, 30_000)).astype(np.float32)
+    cand = ref + RNG.normal(scale=0.01, size=ref.shape).astype(np.float32)
+    places = [(0, 0), (1, 29_999), (3, 12_345), (6, 29_999)]
+    for place in places:
+        cand[place] = bad
+    m = compare(ref, cand)
+    finite = np.isfinite(cand)
+    r, c = ref[finite].astype(np.float64), cand[finite].astype(np.float64)
+    assert m.new_nan + m.new_inf == len(places)
+    assert m.rms_error == pytest.approx(np.sqrt(np.mean((c - r) ** 2)), rel=1e-12)
+    assert m.max_abs == np.abs(c - r).max()
+    assert m.top1_agreement == (ref.argmax(-1) == np.where(np.isnan(cand), -np.inf, cand).argmax(-1)).mean()
+
+
+def test_finite_numbers_whose_squares_are_not() -> None:
+    m = compare(np.array([1e200, 1.0]), np.array([1e200, 1.0]))
+    assert (m.new_inf, m.new_nan, m.lost_nonfinite, m.max_abs) == (0, 0, 0, 0.0)
