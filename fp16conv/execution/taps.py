@@ -23,7 +23,7 @@ __all__ = ["MEMORY_LIMIT", "Reading", "observable", "tap", "tap_inside", "tap_mo
 
 MEMORY_LIMIT = 512 * 2**20  # bytes of tapped values held at a time
 _UNKNOWN_SIZE = 16  # values of unknown size in the first chunk; it shows how large values are in this model
-_LEAST_SIZE = 2**22  # bytes: what a value of unknown size is taken for at least, later
+_LEAST_SIZE = 2**22  # bytes: what a value of unknown size is taken for at least
 _TRIES = 32  # branches that may turn out not to run on the data, one after the other
 _ALONE = 12  # branches tried one by one where the runtime does not tell which one fails
 
@@ -208,14 +208,16 @@ def tap_model(
         RuntimeFailure: the model does not run.
     """
     tapper = _Tapper(model, runtime, memory_limit)
-    inputs = {value.name for value in model.graph.inputs}
-    fed = [name for name in names if name in inputs]
+    inputs = {value.name or "": value for value in model.graph.inputs}
+    wanted = set(names)
     pending = [name for name in names if name not in inputs]
-    for batch, feed in enumerate(feeds):
-        for name in fed:
-            if isinstance(feed.get(name), np.ndarray):
-                yield batch, name, feed[name]
     try:
+        for batch, feed in enumerate(feeds):
+            for name, value in inputs.items():
+                if isinstance(array := feed.get(name), np.ndarray):
+                    tapper.learn(value, array)
+                    if name in wanted:
+                        yield batch, name, array
         while pending:
             chunk = tapper.next_chunk(pending)
             yield from tapper.read(chunk, feeds)
@@ -233,7 +235,8 @@ class _Tapper:
         self.values = {v.name or "": v for node in self.model.graph for v in node.outputs if v.name}
         self.outputs = list(self.model.graph.outputs)
         self._dims: dict[str, int] = {}
-        self._largest = 0  # bytes of the largest value read
+        self._largest = 0  # bytes of the largest input or value read
+        self._has_read = False
 
     def next_chunk(self, names: Sequence[str]) -> list[str]:
         """As many of the next values as fit the limit, one at least."""
@@ -241,11 +244,9 @@ class _Tapper:
         chunk: list[str] = []
         for name in names:
             size = self._size(self.values[name])
-            if size is None and self._largest:
-                size = max(4 * self._largest, _LEAST_SIZE)
-            total += size or 0
             unknown += size is None
-            if chunk and (total > self.memory_limit or unknown > _UNKNOWN_SIZE):
+            total += max(4 * self._largest, _LEAST_SIZE) if size is None else size
+            if chunk and (total > self.memory_limit or (unknown > _UNKNOWN_SIZE and not self._has_read)):
                 break
             chunk.append(name)
         return chunk
@@ -258,13 +259,23 @@ class _Tapper:
         try:
             for batch, feed in enumerate(feeds):
                 results = self.runtime.run(session, feed, chunk)
+                self._has_read = True
                 for name in chunk:
                     array = results.pop(name)
                     if isinstance(array, np.ndarray):
-                        self._learn(self.values[name], array)
+                        self.learn(self.values[name], array)
                         yield batch, name, array
         finally:
             self._unload(session)
+
+    def learn(self, value: ir.Value, array: npt.NDArray[Any]) -> None:
+        """What an input or a value that was read shows: symbolic dimensions, and how large values are."""
+        self._largest = max(self._largest, array.nbytes)
+        if value.shape is None or len(value.shape) != array.ndim:
+            return
+        for dim, size in zip(value.shape, array.shape, strict=True):
+            if not isinstance(dim, int) and dim.value is not None:
+                self._dims[str(dim.value)] = max(size, self._dims.get(str(dim.value), 0))
 
     def close(self) -> None:
         self.folder.close()
@@ -290,12 +301,3 @@ class _Tapper:
         if any(size is None for size in sizes):
             return None
         return math.prod(size or 0 for size in sizes) * max(1, int(value.dtype.itemsize))
-
-    def _learn(self, value: ir.Value, array: npt.NDArray[Any]) -> None:
-        """Symbolic dimensions show their size in the first values read."""
-        self._largest = max(self._largest, array.nbytes)
-        if value.shape is None or len(value.shape) != array.ndim:
-            return
-        for dim, size in zip(value.shape, array.shape, strict=True):
-            if not isinstance(dim, int) and dim.value is not None:
-                self._dims[str(dim.value)] = max(size, self._dims.get(str(dim.value), 0))

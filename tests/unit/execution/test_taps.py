@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from fp16conv.execution.failures import RuntimeFailure
-from fp16conv.execution.runtime import Runtime
+from fp16conv.execution.runtime import Feeds, Results, Runtime, SessionHandle
 from fp16conv.execution.staging import share_weights
 from fp16conv.execution.taps import observable, tap
 from fp16conv.frontends.onnx import LoadedModel, from_proto, load_onnx
@@ -108,3 +108,31 @@ def test_weights_are_written_once_for_all_chunks(tmp_path: Path, runtime: Runtim
     for folder_ in (shared, with_weights):
         folder_.close()
     assert not first.parent.exists()
+
+
+@pytest.mark.parametrize("dim", ["n", ""])
+def test_inputs_show_how_large_values_are_before_any_is_read(
+    dim: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size that only the data shows, by its name or by the input's own size alone."""
+    lines = "".join(f"v{i + 1} = Relu(v{i})\n" for i in range(8))
+    text = f'<ir_version: 9, opset_import: ["": 18]> g (float[n] v0) => (float[n] v8) {{ {lines} }}'
+    proto = onnx.parser.parse_model(text)
+    if not dim:
+        for info in (*proto.graph.input, *proto.graph.output):
+            info.type.tensor_type.shape.dim[0].ClearField("value")
+    model = from_proto(proto, Path("m.onnx"))
+    chunks = []
+    run = Runtime.run
+
+    def record(self: Runtime, session: SessionHandle, feeds: Feeds, outputs: Sequence[str]) -> Results:
+        chunks.append(len(outputs))
+        return run(self, session, feeds, outputs)
+
+    monkeypatch.setattr(Runtime, "run", record)
+    size = 2**20  # numbers; an input of 4 MiB
+    batch = {"v0": np.ones(size, np.float32)}
+    found = list(tap(model, runtime, [batch], range(len(model.graph.values)), 2 * 4 * size))
+    assert len(found) == 9
+    assert max(chunks) <= 2
+    assert sum(chunks) == 8
