@@ -39,7 +39,8 @@ options = ort.SessionOptions()
 options.add_session_config_entry("session.intra_op.allow_spinning", sys.argv[2])
 session = ort.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 for file in sys.argv[3:]:
-    session.run(None, dict(np.load(file)))
+    with np.load(file) as arrays:
+        session.run(None, dict(arrays))
 """
 ORT_BLOCKED = """
 import sys, onnx

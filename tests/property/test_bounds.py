@@ -45,7 +45,8 @@ def test_random_graphs(runtime: Runtime, seed: int) -> None:
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_cases(runtime: Runtime, tmp_path: Path, case: Case) -> None:
     loaded = load_onnx(case.prepare(tmp_path))
-    feed = dict(np.load(case.feeds))
+    with np.load(case.feeds) as arrays:
+        feed = dict(arrays)
     for ranges in ({}, declare([feed])):
         try:
             _, found = find_violations(loaded, prove_bounds(loaded.graph, ranges), runtime, [feed])

@@ -65,9 +65,9 @@ def test_an_fp32_plan_gives_bit_equal_results(name: str, tmp_path: Path, runtime
     if any(op.op_type in ("RandomNormalLike", "RandomUniform", "Multinomial") for op in loaded.graph.ops):
         pytest.skip("its results are random")
     written = save(convert(loaded, all_fp32(loaded.graph)), tmp_path / "out.onnx", loaded)
-    feeds = np.load(CASES / f"{name}.npz")
     before, after = runtime.load(loaded.path), runtime.load(written[0])
-    feed = {info.name: feeds[info.name] for info in before.inputs if info.name in feeds}
+    with np.load(CASES / f"{name}.npz") as feeds:
+        feed = {info.name: feeds[info.name] for info in before.inputs if info.name in feeds}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         expected, found = runtime.run(before, feed), runtime.run(after, feed)

@@ -44,7 +44,8 @@ def test_notes_are_on_the_nodes_and_nothing_else_changes(tmp_path: Path) -> None
     assert [n.SerializeToString() for n in model.graph.node] == [
         n.SerializeToString() for n in original.graph.node
     ]
-    feed = {"image": np.load(DATA)["image"][:8]}
+    with np.load(DATA) as arrays:
+        feed = {"image": arrays["image"][:8]}
     results = [ort.InferenceSession(str(p)).run(None, feed) for p in (MODEL, target)]
     for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(a, b)
