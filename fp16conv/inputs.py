@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from fp16conv.conversion.loss_guard import refuse_losses
-from fp16conv.errors import DataError, UsageError
+from fp16conv.errors import DataError, UsageError, ValidationError
 from fp16conv.execution.feeds import FeedSource, load_feeds, synthesize
 from fp16conv.execution.fitting import fit_synthetic
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
@@ -168,6 +168,6 @@ def open_feeds(loaded: LoadedModel, options: Options, runtime: Runtime | None = 
         return load_feeds([Path(p) for p in options.data], loaded.graph, labels=options.labels)
     shapes, ranges, seed = options.shapes, options.input_ranges, options.seed
     if runtime is not None:
-        with contextlib.suppress(RuntimeFailure, DataError):
+        with contextlib.suppress(RuntimeFailure, DataError, ValidationError):
             return fit_synthetic(loaded, runtime, shapes=shapes, ranges=ranges, seed=seed)
     return synthesize(loaded.graph, shapes=shapes, ranges=ranges, seed=seed)

@@ -34,7 +34,17 @@ from fp16conv.evidence.abstract.domain import (
 from fp16conv.evidence.abstract.memo import MAX_NUMBERS, Memo, key_of_attributes, key_of_numbers
 from fp16conv.evidence.abstract.table import TRANSFERS
 from fp16conv.evidence.constants import fold_constants
-from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, Scope, read_pieces
+from fp16conv.graph import (
+    Container,
+    DataType,
+    ModelGraph,
+    Op,
+    Origin,
+    RangeFact,
+    Reference,
+    Scope,
+    read_pieces,
+)
 
 __all__ = ["prove_bounds"]
 
@@ -449,7 +459,7 @@ def _widen(old: Bounds, new: Bounds) -> Bounds:
 
 def _bind_attributes(op: Op, attrs: Mapping[str, object]) -> Op | None:
     """Fill in references to attributes of the function call; None where one has no value there."""
-    references = {k: v[1:] for k, v in op.attrs.items() if isinstance(v, str) and v.startswith("@")}
+    references = {k: v.name for k, v in op.attrs.items() if isinstance(v, Reference)}
     if not references:
         return op
     if any(name not in attrs for name in references.values()):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fp16conv.evidence.summary import RangeSummary
-from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, read_pieces
+from fp16conv.graph import Container, DataType, ModelGraph, Op, Origin, RangeFact, Reference, read_pieces
 
 __all__ = ["MOVES", "attribute_facts", "constant_facts", "fold_constants", "summarize_constants"]
 
@@ -77,7 +77,7 @@ def summarize_constants(graph: ModelGraph) -> dict[int, RangeSummary]:
             summaries[target] = _summarize(folded[target])
         elif op.domain == "" and op.op_type in MOVES and source in summaries:
             summaries[target] = summaries[source]
-        elif op.domain == "" and op.op_type == "ConstantOfShape":
+        elif op.key == "ConstantOfShape" and not isinstance(op.attrs.get("value"), Reference):
             summaries[target] = _summarize(_fill_value(op).astype(np.float32))
     return dict(sorted(summaries.items()))
 
@@ -125,7 +125,7 @@ def fold_constants(graph: ModelGraph, limit: int = FOLD_LIMIT) -> dict[int, Arra
         if op.domain != "" or len(op.outputs) != 1 or op.outputs[0] is None or op.subscopes:
             continue
         fold = _FOLDERS.get(op.op_type)
-        if fold is None or not op.inputs:
+        if fold is None or not op.inputs or any(isinstance(a, Reference) for a in op.attrs.values()):
             continue
         inputs = [read(value) for value in op.inputs]
         if any(a is None and v is not None for a, v in zip(inputs, op.inputs, strict=True)):

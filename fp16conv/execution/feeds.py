@@ -121,11 +121,11 @@ def synthesize(
         open_sizes: sizes of the dimensions that are left open.
 
     Returns:
-        A source of origin `synthetic`; reading it raises DataError where a batch would be gigantic.
+        A source of origin `synthetic`; reading it raises DataError where a batch would be gigantic,
+        ValidationError where an input has a type that cannot be made up.
 
     Raises:
         UsageError: a name is not an input of the model, or a shape contradicts the model.
-        DataError: an input has a type that cannot be made up.
     """
     shapes, ranges = dict(shapes or {}), dict(ranges or {})
     inputs = {graph.values[i].name: graph.values[i] for i in graph.main.inputs}

@@ -56,6 +56,7 @@ def fit_synthetic(
     Raises:
         RuntimeFailure: the model does not load.
         DataError: no attempt runs; the message holds what the runtime said to the first one.
+        ValidationError: an input has a type that cannot be made up.
         UsageError: a name is not an input of the model, or a shape contradicts the model.
     """
     session = runtime.load(loaded.path if loaded.path.is_file() else loaded.model)

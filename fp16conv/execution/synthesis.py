@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fp16conv.errors import DataError
+from fp16conv.errors import ValidationError
 from fp16conv.graph import Container, DataType, ModelGraph, Op, Value
 
 __all__ = ["DEFAULT_SIZES", "Kind", "OpenSizes", "Recipe", "make_batch", "plan_inputs"]
@@ -88,6 +88,7 @@ class Kind(StrEnum):
     POSITION = "position"  # 0, 1, 2 ... along the last dimension
     FLAG = "flag"  # random booleans
     TEXT = "text"
+    UNKNOWN = "unknown"  # of a type that numpy lacks (float8, 4-bit integers ...): cannot be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +121,7 @@ def plan_inputs(
     dims: Mapping[str, int],
     open_sizes: OpenSizes = DEFAULT_SIZES,
 ) -> tuple[Recipe, ...]:
-    """Decide shape and kind of every input that must be fed.
-
-    Raises:
-        DataError: an input has a type that cannot be made up.
-    """
+    """Decide shape and kind of every input that must be fed."""
     values = [graph.values[i] for i in graph.main.inputs if i not in graph.defaults]
     sizes = dict(dims)
     for value in values:
@@ -143,9 +140,16 @@ def make_batch(recipes: Sequence[Recipe], rng: np.random.Generator, batch: int) 
         recipes: from `plan_inputs`.
         rng: source of the numbers.
         batch: index of the batch (the first one's masks are all ones).
+
+    Raises:
+        ValidationError: an input has a type that cannot be made up.
     """
     made: dict[str, Any] = {}
     for recipe in recipes:
+        if recipe.kind is Kind.UNKNOWN:
+            raise ValidationError(
+                f"input '{recipe.name}' has a type that cannot be made up", hint="give real data with --data"
+            )
         if recipe.items is None:
             made[recipe.name] = _make(recipe, rng, batch)
         else:
@@ -209,9 +213,7 @@ def _kind(graph: ModelGraph, value: Value, shape: tuple[int, ...], longest: int)
     if dtype is DataType.STRING:
         return Kind.TEXT, 0.0, 0.0
     if dtype in (DataType.OTHER, DataType.UNKNOWN) or value.container is Container.SPARSE:
-        raise DataError(
-            f"input '{name}' has a type that cannot be made up", hint="give real data with --data"
-        )
+        return Kind.UNKNOWN, 0.0, 0.0
     if dtype is DataType.BOOL:
         return (Kind.MASK if _MASK_NAME.search(name) else Kind.FLAG), 0.0, 1.0
     reached = list(_reached(graph, value.id))

@@ -8,6 +8,7 @@ themselves, and external data stays in the model's folder. Whether shapes fit is
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ __all__ = ["MAX_CALLS", "MAX_EXPANDED", "MAX_NESTING", "check_integrity"]
 MAX_NESTING = 64  # subgraphs inside subgraphs; what walks them later is recursive
 MAX_CALLS = 64  # functions that call functions
 MAX_EXPANDED = 10**6  # operators after all functions are inlined
-MAX_ELEMENTS = 2**62  # of one tensor: beyond, products of sizes overflow in the libraries
+MAX_ELEMENTS = 2**58  # of one tensor, empty sizes aside: beyond, its bytes overflow in the libraries
 
 _Attr = onnx.AttributeProto
 _FIELDS: Mapping[int, str] = {
@@ -100,6 +101,7 @@ class _Checker:
         self.proto, self.path, self.where = proto, path, str(path)
         self.folder = path.resolve().parent
         self.sound: set[tuple[object, ...]] = set()  # forms of operators that were checked
+        self.arguments: frozenset[str] | None = None  # attributes of the function around, None outside
         self.functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
 
     def run(self) -> None:
@@ -117,6 +119,7 @@ class _Checker:
             self._refuse_unnamed(where, "input", function.input)
             names = {*function.input, *(n for node in function.node for n in node.output)}
             self._check_outputs(where, function.output, names)
+            self.arguments = frozenset((*function.attribute, *(a.name for a in function.attribute_proto)))
             self._check_bodies(function.node, names, own)
         self._check_calls()
 
@@ -223,12 +226,7 @@ class _Checker:
         graphs: list[onnx.GraphProto] = []
         for attr in attributes:
             if attr.ref_attr_name:
-                if attr.type in (_Attr.GRAPH, _Attr.GRAPHS):
-                    self._fail(
-                        f"attribute '{attr.name}' refers to subgraphs, which only its function's caller has",
-                        _label(node),
-                        hint="inline the function",
-                    )
+                self._check_reference(node, attr)
                 continue
             if attr.type == _Attr.UNDEFINED:
                 self._fail(f"attribute '{attr.name}' has no type", _label(node))
@@ -250,6 +248,17 @@ class _Checker:
                 graphs.append(attr.g)
             graphs += attr.graphs
         return bodies, graphs
+
+    def _check_reference(self, node: onnx.NodeProto, attr: onnx.AttributeProto) -> None:
+        """An attribute that is an argument of the function around it."""
+        refers = f"attribute '{attr.name}' refers to '{attr.ref_attr_name[:100]}'"
+        if self.arguments is None:
+            self._fail(f"{refers}, but is in no function", _label(node))
+        elif attr.ref_attr_name not in self.arguments:
+            self._fail(f"{refers}, which its function does not declare", _label(node))
+        if attr.type in (_Attr.GRAPH, _Attr.GRAPHS) or attr.name == "num_scan_inputs":
+            what = "which only the function's caller knows"
+            self._fail(f"{refers}, {what}", _label(node), hint="inline the function")
 
     def _check_form(self, node: onnx.NodeProto, opset: int) -> None:
         form = _form_of(node.op_type, opset)
@@ -349,13 +358,11 @@ class _Checker:
 
     def _check_tensor(self, tensor: onnx.TensorProto) -> None:
         where = f"tensor '{tensor.name}'"
-        count = 1
-        for dim in tensor.dims:
-            if dim < 0:
-                self._fail(f"has the shape {_short(tensor.dims)}", where, hint=_TRUNCATED)
-            count *= dim
-        if count > MAX_ELEMENTS:
-            self._fail(f"has {count} elements", where, hint=_TRUNCATED)
+        if any(dim < 0 for dim in tensor.dims):
+            self._fail(f"has the shape {_short(tensor.dims)}", where, hint=_TRUNCATED)
+        if math.prod(dim or 1 for dim in tensor.dims) > MAX_ELEMENTS:  # numpy leaves out zeros too
+            self._fail(f"has sizes whose product overflows: {_short(tensor.dims)}", where, hint=_TRUNCATED)
+        count = math.prod(tensor.dims)
         bits = _bits_of(tensor.data_type)
         if bits is None:
             self._fail(f"has the unknown data type {tensor.data_type}", where, hint=_TRUNCATED)

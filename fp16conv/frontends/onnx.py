@@ -36,6 +36,7 @@ from fp16conv.graph import (
     Dim,
     GraphBuilder,
     ModelGraph,
+    Reference,
     ScopeKind,
     Tensor,
     ValueKind,
@@ -450,11 +451,11 @@ def _data_type(elem_type: int) -> DataType:
 
 
 def _attributes(node: ir.Node) -> dict[str, object]:
-    """Attribute values as plain Python, tensors as they are; references to function arguments as '@name'."""
+    """Attribute values as plain Python, tensors as they are."""
     plain: dict[str, object] = {}
     for attr in node.attributes.values():
         if attr.is_ref():
-            plain[attr.name] = f"@{attr.ref_attr_name}"
+            plain[attr.name] = Reference(attr.ref_attr_name or "")
         elif attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
             continue
         else:

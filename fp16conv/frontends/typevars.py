@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp16conv.frontends.schemas import Parameter, Schema, find_schema
-from fp16conv.graph import Container, DataType, GraphBuilder, Op, Use, Value
+from fp16conv.graph import Container, DataType, GraphBuilder, Op, Reference, Use, Value
 from fp16conv.graph.builder import Draft
 
 __all__ = ["BOUNDARY_OPS", "add_typevars"]
@@ -124,7 +124,7 @@ def _symbol(schema: Schema | None, parameter: Parameter | None, position: str) -
 def _is_dtype_argument(op: Op) -> bool:
     """Whether a function's argument decides the output's dtype, or the numbers of a constant."""
     names = ("to", "dtype", "output_dtype", "output_datatype", "value", "value_float", "value_floats")
-    return any(isinstance(v, str) and v.startswith("@") and k in names for k, v in op.attrs.items())
+    return any(isinstance(v, Reference) and k in names for k, v in op.attrs.items())
 
 
 def _merged(bindings: dict[str, _Binding], equal: Collection[str]) -> dict[str, _Binding]:

@@ -17,6 +17,7 @@ __all__ = [
     "Op",
     "Origin",
     "RangeFact",
+    "Reference",
     "Scope",
     "ScopeKind",
     "Tensor",
@@ -155,10 +156,17 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """An attribute of an operator inside a function whose value is an argument of the function's call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """An operator call: an ONNX node or an FX call.
 
-    `attrs` holds Python scalars, strings, tuples, and `Tensor` for tensor attributes.
+    `attrs` holds Python scalars, strings, tuples, `Tensor` for tensor attributes, and `Reference`.
     `subscopes` maps attribute names (then_branch, body ...) to scope ids; `callee` is the scope of
     the called model-local function. `label` is the node name, or a stable stand-in when it has none.
     """

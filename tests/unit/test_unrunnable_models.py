@@ -7,6 +7,7 @@ import onnx.parser
 import pytest
 
 import fp16conv
+from fp16conv.errors import ValidationError
 
 READABLE = "g (float[2] x) => (float[2] y) { t = custom.Unknown (x) y = Neg (t) }"
 NOTHING_TO_READ = "g (seq(float[2]) x) => (seq(float[2]) y) { y = custom.Unknown (x) }"
@@ -14,13 +15,25 @@ BODY = """g (float[2] x) => (float[2] y) {
     y = custom.Unknown <body = b (float[2] s) => (float[2] t) { t = Relu (s) }> (x)
 }"""
 
+UNMADE = "g (float8e4m3fn[2] x) => (float[2] y) { t = Cast <to = 1> (x) y = Neg (t) }"
+
+HEAD = '<ir_version: 9, opset_import: ["" : 19, "custom" : 1]> '
+
 
 @pytest.mark.parametrize(
-    "text", [READABLE, NOTHING_TO_READ, BODY], ids=["readable", "nothing to read", "body"]
+    "text",
+    [READABLE, NOTHING_TO_READ, BODY, UNMADE],
+    ids=["readable", "nothing to read", "body", "input of a type that numpy lacks"],
 )
 def test_model_that_does_not_load_is_analyzed(text: str, tmp_path: Path) -> None:
-    head = '<ir_version: 9, opset_import: ["" : 18, "custom" : 1]> '
-    onnx.save(onnx.parser.parse_model(head + text), tmp_path / "m.onnx")
+    onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "m.onnx")
     report = fp16conv.analyze(tmp_path / "m.onnx")
     assert [f.rule for f in report.findings] == ["not-observed"]
     assert report.half.finite is None
+
+
+def test_inputs_that_cannot_be_made_up_are_no_obstacle_to_a_conversion(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(HEAD + UNMADE), tmp_path / "m.onnx")
+    with pytest.raises(ValidationError, match="input 'x' has a type that cannot be made up"):
+        fp16conv.convert(tmp_path / "m.onnx", tmp_path / "out.onnx")
+    assert fp16conv.convert(tmp_path / "m.onnx", tmp_path / "out.onnx", validate=False).output is not None

@@ -66,6 +66,11 @@ def negative(model: onnx.ModelProto) -> None:
     weight(model).dims[:] = [-4]
 
 
+def gigantic_and_empty(model: onnx.ModelProto) -> None:
+    weight = model.graph.initializer[0]
+    weight.CopyFrom(TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[0, 2**60, 2**60], raw_data=b""))
+
+
 def gigantic(model: onnx.ModelProto) -> None:
     weight(model).dims[:] = [2**62, 2**62, 0 + 1]
 
@@ -157,9 +162,33 @@ def stray_bits(model: onnx.ModelProto) -> None:
     weight.CopyFrom(TensorProto(name="w", data_type=TensorProto.FLOAT6E2M3, dims=[3], raw_data=b"\0\0\4"))
 
 
+def refer(model: onnx.ModelProto, name: str, kind: int, inside: bool = True) -> None:
+    """Give an operator an attribute by reference, in the graph or in a function that declares `known`."""
+    node = onnx.NodeProto(name="shape", op_type="Shape", input=["x"], output=["s"])
+    node.attribute.append(AttributeProto(name=name, type=kind, ref_attr_name=name))
+    if inside:
+        imports = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("local", "F", ["x"], ["s"], [node], imports, ["known"]))
+        model.functions[0].attribute.append("bodies")
+    else:
+        model.graph.node.append(node)
+
+
 def referred_subgraphs(model: onnx.ModelProto) -> None:
-    attribute = AttributeProto(name="bodies", type=AttributeProto.GRAPHS, ref_attr_name="bodies")
-    model.graph.node[2].attribute.append(attribute)
+    refer(model, "bodies", AttributeProto.GRAPHS)
+
+
+def referred_by_nobody(model: onnx.ModelProto) -> None:
+    refer(model, "start", AttributeProto.INT)
+
+
+def referred_outside(model: onnx.ModelProto) -> None:
+    refer(model, "start", AttributeProto.INT, inside=False)
+
+
+def referred_scan(model: onnx.ModelProto) -> None:
+    refer(model, "known", AttributeProto.INT)
+    model.functions[0].node[0].attribute[0].name = "num_scan_inputs"
 
 
 def no_body(model: onnx.ModelProto) -> None:
@@ -174,7 +203,8 @@ def no_body(model: onnx.ModelProto) -> None:
         (no_type, "tensor 'w': has the unknown data type 0"),
         (strange_type, "tensor 'w': has the unknown data type 99"),
         (negative, "tensor 'w': has the shape [-4]"),
-        (gigantic, "elements"),
+        (gigantic, "sizes whose product overflows"),
+        (gigantic_and_empty, "sizes whose product overflows"),
         (short, "needs 16 bytes, but there are 12"),
         (long, "needs 16 bytes, but there are 20"),
         (no_data, "needs 4 numbers, but there are 0"),
@@ -199,7 +229,10 @@ def no_body(model: onnx.ModelProto) -> None:
         (twin_attributes, "has two attributes 'axis'"),
         (untyped_attribute, "attribute 'axis' has no type"),
         (stray_bits, "tensor 'w': has bits behind its last number"),
-        (referred_subgraphs, "attribute 'bodies' refers to subgraphs"),
+        (referred_subgraphs, "attribute 'bodies' refers to 'bodies', which only the function's caller knows"),
+        (referred_scan, "'num_scan_inputs' refers to 'known', which only the function's caller knows"),
+        (referred_by_nobody, "attribute 'start' refers to 'start', which its function does not declare"),
+        (referred_outside, "attribute 'start' refers to 'start', but is in no function"),
         (no_body, "operator 'add' (SequenceMap): lacks the attribute 'body'"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
