@@ -50,6 +50,7 @@ def isolated(work: Callable[P, T], size: int, /, *args: P.args, **kwargs: P.kwar
 
     Raises:
         IsolationError: it crashed, or took too much time or memory.
+        OSError: the system has no room for another process.
         Exception: what the function raises.
 
     Example:
@@ -109,7 +110,13 @@ class _Helper:
         with warnings.catch_warnings():
             # Python warns of forks beside other threads; the child takes none of their locks.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._process = os.fork()
+            try:
+                self._process = os.fork()
+            except OSError as error:
+                self.pipe.close()
+                theirs.close()
+                why = error.strerror or str(error)
+                raise OSError(error.errno, f"the helper process cannot be started: {why}") from error
         if self._process == 0:
             _live(theirs)
         theirs.close()

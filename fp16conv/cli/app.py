@@ -29,6 +29,7 @@ INTERNAL_ERROR = 70
 INTERRUPTED = 130
 MACHINE_FAILED = 4
 PIPE_CLOSED = 141
+NO_THREAD = "can't start new thread"  # a bare RuntimeError of Python's, where the system has no room for one
 
 
 class _PipeClosedError(Exception):
@@ -113,6 +114,10 @@ def run(args: Sequence[str], environment: Environment | None = None) -> int:
         _trace(env)
         return code
     except Exception as error:
+        if str(error) == NO_THREAD:
+            print_error(f"the system: {error}; no file was left behind")
+            _trace(env)
+            return MACHINE_FAILED
         print_error(
             f"{type(error).__name__}: {error}. This is a bug in fp16conv: please report it with this line, "
             "the command and the output of 'fp16conv doctor'; --verbose shows where it happened."

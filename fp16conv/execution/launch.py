@@ -64,11 +64,16 @@ def _launch() -> Child:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
     # -P keeps the current folder off the child's path: a stray numpy.py there must not be imported.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    process = subprocess.Popen(
-        [sys.executable, "-P", os.fspath(_WORKER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env=environment,
-    )
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", os.fspath(_WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+        )
+    except OSError as error:
+        log.close()
+        why = error.strerror or str(error)
+        raise OSError(error.errno, f"the runtime's process cannot be started: {why}") from error
     return Child(process, log)
