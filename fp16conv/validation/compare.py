@@ -194,7 +194,9 @@ def compare_models(
     with contextlib.ExitStack() as stack:
         cpu = runtime if runtime is not None else stack.enter_context(Runtime())
         lane = stack.enter_context(Lane(cpu))
-        run = ReferenceRun(lane, reference, feeds)
+        run = ReferenceRun(
+            lane, reference, feeds, threads=None if provider == "cuda" else half_of_the_cores()
+        )
         run.advance()
         if not isinstance(candidate, LoadedModel):
             candidate = candidate()

@@ -85,11 +85,14 @@ class ReferenceRun:
         lane: its runtime; what else is submitted there waits for the batches that are ahead.
         reference: the FP32 model.
         feeds: its batches.
+        threads: see `Runtime.load`.
     """
 
-    def __init__(self, lane: Lane, reference: LoadedModel, feeds: Iterable[Feeds]) -> None:
+    def __init__(
+        self, lane: Lane, reference: LoadedModel, feeds: Iterable[Feeds], *, threads: int | None = None
+    ) -> None:
         self._lane, self._reference = lane, reference
-        self._loading = lane.submit(load_reference, lane.runtime, reference, threads=half_of_the_cores())
+        self._loading = lane.submit(load_reference, lane.runtime, reference, threads=threads)
         self._source, self._feeds = feeds, iter(feeds)
         self._waiting: deque[tuple[Feeds, Future[Results | None]]] = deque()
         self._lock = threading.Lock()
