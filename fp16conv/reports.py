@@ -11,7 +11,7 @@ import fp16conv
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.graph import DataType, Origin
+from fp16conv.graph import Container, DataType, Origin
 from fp16conv.inputs import Options, describe_evidence
 from fp16conv.planning.alignment import products
 from fp16conv.planning.devices import load_device
@@ -140,7 +140,7 @@ def _remarks(study: StudyBase, plan: PrecisionPlan, half: HalfOutcome | None = N
         text = f"the casts are predicted to cost more than FP16 saves on this device ({speedup:.2f}x)"
         hint = "measure it on the device, or let `fp16conv tune` look for a faster plan"
         yield Finding(Severity.NOTE, "no-speedup", source, text, hint)
-    written = [
+    fixed = [
         variable.symbol.removeprefix("input:")
         for variable in study.graph.typevars
         if variable.op is None
@@ -148,9 +148,13 @@ def _remarks(study: StudyBase, plan: PrecisionPlan, half: HalfOutcome | None = N
         and variable.symbol.startswith("input:")
         and not variable.admits_fp16
     ]
-    if written:
+    sparse = {v.name for v in study.graph.values if v.container is Container.SPARSE}
+    if written := [name for name in fixed if name not in sparse]:
         text = f"{', '.join(written)}: the program writes to it, so it stays FP32, cast where FP16 reads it"
         yield Finding(Severity.NOTE, "state-stays-fp32", source, text)
+    if kept := [name for name in fixed if name in sparse]:
+        text = f"{', '.join(kept)}: sparse, so it stays FP32, and with it what must have its type"
+        yield Finding(Severity.NOTE, "sparse-stays-fp32", source, text, "store it as a dense tensor")
     halves = any(value.dtype is DataType.FLOAT16 for value in study.graph.values)
     if halves and not plan.predicted.get("macs_fp16") and DataType.FLOAT16 not in plan.dtypes.values():
         text = "it holds FP16 already, and nothing else in it would gain"

@@ -8,6 +8,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from fp16conv.errors import ValidationError
+from fp16conv.frontends.sparse import stray_weights
 
 __all__ = ["RuntimeFailure", "Stage", "clone_to_run"]
 
@@ -68,11 +69,13 @@ def _signal_name(number: int) -> str:
 
 
 def clone_to_run(model: ir.Model) -> ir.Model:
-    """A copy that is changed so that it can be run.
+    """A copy that is changed so that it can be run; its sparse weights are dense, as runtimes have them.
 
     Raises:
-        RuntimeFailure: the model has sparse initializers, for which onnx_ir has no class.
+        RuntimeFailure: it has sparse initializers that have no dense form, or that several graphs read.
     """
+    weights = stray_weights(model)
+    model.graph.initializers.update(weights)
     try:
         return model.clone()
     except RuntimeError:
@@ -80,6 +83,9 @@ def clone_to_run(model: ir.Model) -> ir.Model:
             "load",
             "onnx_ir",
             ir.__version__,
-            "the model reads sparse initializers, which cannot be run step by step",
+            "it reads sparse initializers that are not sound, too large as dense tensors, or in subgraphs",
             hint="convert it with --no-validate, or store them as dense tensors",
         ) from None
+    finally:
+        for name in weights:
+            del model.graph.initializers[name]

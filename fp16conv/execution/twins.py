@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from fp16conv.execution.rounding import shape_of
 from fp16conv.frontends.onnx import LoadedModel
+from fp16conv.frontends.sparse import stray_weights
 from fp16conv.graph import ModelGraph
 
 __all__ = ["Twins"]
@@ -32,6 +33,8 @@ class Twins:
         twin_nodes: dict[ir.Node, ir.Node] = {}
         for old, new in _scopes(loaded.model, work):
             _match(old, new, twins, twin_nodes)
+        for name, value in stray_weights(loaded.model).items():
+            twins[value] = work.graph.initializers[name]
         self.values = [twins.get(value) for value in loaded.values]
         self.nodes = [twin_nodes[node] for node in loaded.nodes]
         self._heads: dict[ir.Graph | ir.Function, list[ir.Node]] = {}

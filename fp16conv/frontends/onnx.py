@@ -27,6 +27,7 @@ from fp16conv.frontends.inference import TypeTable, infer_types, opset_of
 from fp16conv.frontends.integrity import check_integrity
 from fp16conv.frontends.schemas import ONNX_DOMAINS
 from fp16conv.frontends.sources import hint_at_source
+from fp16conv.frontends.sparse import attach_dense, expecting_strays
 from fp16conv.frontends.specialization import specialize
 from fp16conv.frontends.typevars import add_typevars
 from fp16conv.frontends.wire import serialize_in_pieces
@@ -155,12 +156,13 @@ def read_proto(path: Path) -> onnx.ModelProto:
 def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
     """Build both forms from a parsed model; `path` names it and roots its external data."""
     try:
-        with _without_map_types(proto):
+        with _without_map_types(proto), expecting_strays(proto):
             model = ir.serde.deserialize_model(proto)
     except (ValueError, TypeError, KeyError, NotImplementedError, ir.serde.SerdeError) as e:
         raise ModelError("is not a valid ONNX model", where=str(path), why=_first_line(e)) from e
     base_dir = path.resolve().parent
     read_from_files(model, base_dir)
+    attach_dense(model, proto)
     return _import(model, proto, path, _digest(proto, base_dir))
 
 
