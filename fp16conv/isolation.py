@@ -73,11 +73,19 @@ def isolated(work: Callable[P, T], size: int, /, *args: P.args, **kwargs: P.kwar
     raise result
 
 
-def start_helper() -> None:
-    """Fork the helper now, while the process is small, if it does not run already."""
+def start_helper(inherits: frozenset[object] | None = None) -> None:
+    """Fork the helper now, while the process is small, if it does not run already.
+
+    Args:
+        inherits: what this process has registered with native code, which a fork takes along: a helper that
+            is not known to have that is replaced. None keeps any.
+
+    Raises:
+        OSError: the system has no room for another process.
+    """
     if _CAN_FORK:
         with _KEEPER.lock:
-            _KEEPER.helper()
+            _KEEPER.helper(inherits)
 
 
 class _Keeper:
@@ -86,10 +94,13 @@ class _Keeper:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._helper: _Helper | None = None
+        self._inherited: frozenset[object] = frozenset()
 
-    def helper(self) -> _Helper:
+    def helper(self, inherits: frozenset[object] | None = None) -> _Helper:
+        if self._helper is not None and inherits not in (None, self._inherited):
+            self._helper.end()
         if self._helper is None or not self._helper.is_ready():
-            self._helper = _Helper()
+            self._helper, self._inherited = _Helper(), inherits or frozenset()
         return self._helper
 
     def forget(self) -> None:
@@ -126,7 +137,7 @@ class _Helper:
         """Whether it waits for a call: not where one went wrong, or where others killed it since."""
         if self._is_usable and self.pipe.poll():  # nothing was asked: its end is closed
             self._is_usable = False
-            self._end()
+            self.end()
         return self._is_usable
 
     def call(self, work: object, args: object, kwargs: object, seconds: float, memory: int) -> Any:
@@ -146,9 +157,11 @@ class _Helper:
             raise IsolationError(f"crashed ({name})") from None
         finally:
             if not self._is_usable:
-                self._end()
+                self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Kill it; it is not ready from then on."""
+        self._is_usable = False
         self.pipe.close()
         if self._process:
             with contextlib.suppress(ProcessLookupError):

@@ -14,7 +14,7 @@ from onnx import TypeProto
 from onnx.onnx_cpp2py_export import shape_inference as native
 
 from fp16conv.frontends.schemas import ONNX_DOMAINS
-from fp16conv.isolation import IsolationError, isolated
+from fp16conv.isolation import IsolationError, isolated, start_helper
 
 __all__ = ["check_file", "infer_model", "infer_node", "knows_operator"]
 
@@ -47,6 +47,7 @@ def infer_model(proto: onnx.ModelProto, *, is_strict: bool) -> onnx.ModelProto:
         onnx.shape_inference.InferenceError: the model contradicts itself.
         IsolationError: inference did not survive the model.
     """
+    start_helper(_own_schemas(proto))
     content = proto.SerializeToString()
     inferred = onnx.ModelProto()
     if not _declares_long_list(proto.graph):
@@ -92,6 +93,22 @@ def infer_node(
 
 def _domain(name: str) -> str:
     return "" if name in ONNX_DOMAINS else name
+
+
+def _own_schemas(proto: onnx.ModelProto) -> frozenset[tuple[str, str, int]] | None:
+    """What the program registered with `onnx.defs.register_schema`, maybe after the helper was started.
+
+    Returns:
+        Domain, operator and version of each schema; None where the model has ONNX's own domains only.
+    """
+    if all(_is_own_of_onnx(entry.domain) for entry in proto.opset_import):
+        return None
+    schemas = onnx.defs.get_all_schemas_with_history()
+    return frozenset((s.domain, s.name, s.since_version) for s in schemas if not _is_own_of_onnx(s.domain))
+
+
+def _is_own_of_onnx(domain: str) -> bool:
+    return domain in ONNX_DOMAINS or domain.startswith("ai.onnx.")
 
 
 def _declares_long_list(graph: onnx.GraphProto) -> bool:

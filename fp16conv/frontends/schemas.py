@@ -77,7 +77,6 @@ def _at(parameters: tuple[Parameter, ...], slot: int) -> Parameter | None:
     return parameters[-1] if parameters and parameters[-1].is_variadic else None
 
 
-@functools.cache
 def find_schema(domain: str, op_type: str, opset: int) -> Schema | None:
     """Return the schema of an operator at an opset, None when nobody knows it.
 
@@ -91,7 +90,13 @@ def find_schema(domain: str, op_type: str, opset: int) -> Schema | None:
         (False, True)
     """
     domain = "" if domain in ONNX_DOMAINS else domain
-    schema = _declared_schema(domain, op_type, opset)
+    # Asked each time: programs register schemas of their own, also after a model was read.
+    return _find_schema(domain, op_type, opset, onnx.defs.has(op_type, opset, domain))
+
+
+@functools.cache
+def _find_schema(domain: str, op_type: str, opset: int, known: bool) -> Schema | None:
+    schema = _declared_schema(domain, op_type, opset) if known else _contrib_schemas(domain).get(op_type)
     if schema is None:
         return None
     for correction in _corrections().get(f"{domain}::{op_type}" if domain else op_type, ()):
@@ -132,11 +137,8 @@ def _corrections() -> dict[str, list[_Correction]]:
     return found
 
 
-def _declared_schema(domain: str, op_type: str, opset: int) -> Schema | None:
-    try:
-        s = onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
-        return _contrib_schemas(domain).get(op_type)
+def _declared_schema(domain: str, op_type: str, opset: int) -> Schema:
+    s = onnx.defs.get_schema(op_type, opset, domain)
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
     def parameters(formal: object) -> tuple[Parameter, ...]:

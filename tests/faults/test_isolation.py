@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -16,7 +17,9 @@ import pytest
 
 from fp16conv import isolation
 from fp16conv.cli import run
+from fp16conv.frontends.onnx import from_proto
 from fp16conv.frontends.onnx_library import check_file
+from fp16conv.graph import DataType
 from fp16conv.isolation import IsolationError, isolated, start_helper
 
 LISTS = """<ir_version: 8, opset_import: ["": 17]>
@@ -216,3 +219,52 @@ def _crash(*args: object) -> None:
 def test_it_can_be_started_early() -> None:
     start_helper()
     assert isolated(int, 0, "1") == 1
+
+
+CUSTOM = """<ir_version: 8, opset_import: ["": 17, "late.domain": 1]>
+g (float[2, 3] x) => (y) { h = late.domain.Same(x) y = Relu(h) }"""
+
+
+@pytest.fixture
+def late_schema() -> Iterator[None]:
+    """An operator whose schema is registered while the helper runs, and behind a model that has it."""
+    graph = from_proto(onnx.parser.parse_model(CUSTOM), Path("m.onnx")).graph
+    assert {v.name: v.shape for v in graph.values}["h"] is None
+    schema = onnx.defs.OpSchema(
+        "Same",
+        "late.domain",
+        1,
+        inputs=[onnx.defs.OpSchema.FormalParameter("X", "T")],
+        outputs=[onnx.defs.OpSchema.FormalParameter("Y", "T")],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)"], "")],
+    )
+    schema.set_type_and_shape_inference_function(_same_type)
+    onnx.defs.register_schema(schema)
+    yield
+    onnx.defs.deregister_schema("Same", 1, "late.domain")
+
+
+def _same_type(context: onnx.shape_inference.InferenceContext) -> None:
+    context.set_output_type(0, context.get_input_type(0))
+
+
+def test_schemas_registered_since_it_started(late_schema: None) -> None:
+    first = isolated(os.getpid, 0)
+    graph = from_proto(onnx.parser.parse_model(CUSTOM), Path("m.onnx")).graph
+    second = isolated(os.getpid, 0)
+    assert second != first
+    assert {v.name: (v.dtype, v.shape) for v in graph.values}["h"] == (DataType.FLOAT, (2, 3))
+    assert [variable.admits_fp16 for variable in graph.typevars_of(0)] == [True]
+    from_proto(onnx.parser.parse_model(CUSTOM), Path("m.onnx"))
+    assert isolated(os.getpid, 0) == second  # nothing was registered meanwhile
+    from_proto(onnx.parser.parse_model(LISTS), Path("m.onnx"))
+    assert isolated(os.getpid, 0) == second  # a model without such operators does not ask
+
+
+def test_models_of_other_domains_keep_it() -> None:
+    """No schemas are registered for com.microsoft, so there is nothing to take along."""
+    isolation._KEEPER.forget()
+    first = isolated(os.getpid, 0)
+    text = CUSTOM.replace("late.domain", "com.microsoft").replace("Same", "Gelu")
+    from_proto(onnx.parser.parse_model(text), Path("m.onnx"))
+    assert isolated(os.getpid, 0) == first
