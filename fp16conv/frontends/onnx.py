@@ -25,6 +25,7 @@ from fp16conv.frontends.external import changed_meanwhile, read_from_files
 from fp16conv.frontends.headers import weights_left_out
 from fp16conv.frontends.inference import TypeTable, infer_types, opset_of
 from fp16conv.frontends.integrity import check_integrity
+from fp16conv.frontends.order import is_sorted, sort
 from fp16conv.frontends.schemas import ONNX_DOMAINS
 from fp16conv.frontends.sources import hint_at_source
 from fp16conv.frontends.sparse import attach_dense, expecting_strays
@@ -187,8 +188,8 @@ def from_model(model: ir.Model, path: Path) -> LoadedModel:
 
 def _import(model: ir.Model, proto: onnx.ModelProto, path: Path, digest: str) -> LoadedModel:
     current = proto
-    if not _is_sorted(model):
-        _sort(model, path)
+    if not is_sorted(model):
+        sort(model, path)
         current = _serialize_structure(model)
     try:
         types, polymorphic = infer_types(model, current)
@@ -249,40 +250,6 @@ def _digest(proto: onnx.ModelProto, base_dir: Path) -> str:
     return digest.hexdigest()
 
 
-def _graphs(model: ir.Model) -> list[ir.Graph | ir.Function]:
-    return [model.graph, *model.functions.values()]
-
-
-def _is_sorted(model: ir.Model) -> bool:
-    return all(_is_scope_sorted(graph, set()) for graph in _graphs(model))
-
-
-def _is_scope_sorted(graph: ir.Graph | ir.Function, done: set[ir.Node]) -> bool:
-    own = set(graph)
-    for node in graph:
-        reads = [v.producer() for v in node.inputs if v is not None]
-        for attr in node.attributes.values():
-            if not attr.is_ref() and attr.type is ir.AttributeType.GRAPH:
-                body = attr.as_graph()
-                if not _is_scope_sorted(body, done):
-                    return False
-                reads += [v.producer() for n in body.all_nodes() for v in n.inputs if v is not None]
-        if any(p is not None and p in own and p not in done for p in reads):
-            return False
-        done.add(node)
-    return True
-
-
-def _sort(model: ir.Model, path: Path) -> None:
-    try:
-        for graph in _graphs(model):
-            graph.sort()
-    except ValueError as e:
-        raise ModelError(
-            "the graph has a cycle", where=str(path), why=str(e), hint="export the model again"
-        ) from e
-
-
 class _Importer:
     """Walks the onnx_ir model in file order and fills a GraphBuilder."""
 
@@ -309,7 +276,7 @@ class _Importer:
         for key in self.model.functions:
             name = f"{key[0]}::{key[1]}" + (f":{key[2]}" if key[2] else "")
             self._functions[key] = self.builder.add_scope(ScopeKind.FUNCTION, name)
-            if key in self.polymorphic:
+            if key in self.polymorphic or key[0] in ONNX_DOMAINS:  # onnx infers such calls as the operator's
                 self._frozen_scopes.add(self._functions[key])
         self._fill(self.model.graph, main, self.model.opset_imports)
         for key, function in self.model.functions.items():
