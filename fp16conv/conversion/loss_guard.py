@@ -7,11 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
+import onnx.defs
 import onnx.numpy_helper
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from fp16conv.errors import ModelError
+from fp16conv.frontends.schemas import ONNX_DOMAINS
 
 __all__ = ["carry_over", "refuse_losses"]
 
@@ -27,7 +29,8 @@ def refuse_losses(proto: onnx.ModelProto, where: str) -> None:
 
     Raises:
         ModelError: it has training information, two initializers of one name in a graph, sparse initializers
-            in a subgraph, or fields that this version of onnx does not know.
+            in a subgraph, functions that shadow operators of ONNX, or fields that this version of onnx does
+            not know.
     """
     if proto.training_info:
         names = ", ".join(
@@ -52,6 +55,14 @@ def refuse_losses(proto: onnx.ModelProto, where: str) -> None:
                     hint="rename or remove one of them",
                 )
             seen.add(name)
+    for function in proto.functions:
+        if function.domain in ONNX_DOMAINS and onnx.defs.has(function.name):
+            raise ModelError(
+                f"holds a function of its own with the name of ONNX's operator {function.name}",
+                where=where,
+                why="runtimes run the operator where ONNX means the function, so what is right is open",
+                hint="give the function a domain of its own",
+            )
     for path in _unknown_fields(proto, "model"):
         raise ModelError(
             f"holds a field that onnx {onnx.__version__} does not know, in {path}",

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
-import onnx_ir.passes.common
 
 from fp16conv.execution.failures import clone_to_run
+from fp16conv.execution.inlining import inline_functions
 from fp16conv.execution.twins import Twins
 from fp16conv.frontends.onnx import LoadedModel
 from fp16conv.graph import Container, DataType, ModelGraph, Scope, ScopeKind, Value
@@ -108,11 +108,8 @@ def open_bodies(loaded: LoadedModel, skip: Collection[int] = ()) -> OpenedModel:
     work = _marked(loaded)
     if work.functions:
         try:
-            ir.passes.common.InlinePass()(work)
-        except (
-            ValueError,
-            ir.passes.PassError,
-        ):  # functions of another opset, functions with graph attributes
+            inline_functions(work)
+        except (ValueError, ir.passes.PassError):  # functions with graph attributes
             work = _marked(loaded)
         else:
             _drop_absent(work.graph)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 
 import onnx_ir as ir
-import onnx_ir.passes.common
 
 from fp16conv.execution.failures import clone_to_run
+from fp16conv.execution.inlining import inline_functions
 from fp16conv.execution.rounding import EmulationOptions, Rounder, shape_of, widen_tensor, widen_type
 from fp16conv.execution.traits import is_exact, needs_fp16
 from fp16conv.frontends.inference import infer_types, opset_of
@@ -32,8 +32,7 @@ def retype_model(
         The new model, the rounder it was made with, notes, and the nodes that computed in FP16.
     """
     work = clone_to_run(model)
-    if work.functions:
-        ir.passes.common.InlinePass()(work)
+    inline_functions(work)
     if not any(domain in work.opset_imports for domain in _STANDARD):
         work.opset_imports[""] = _DEFAULT_OPSET
     if options.fp16_accumulation:  # sums are cut by declared lengths

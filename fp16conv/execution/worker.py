@@ -118,7 +118,7 @@ class _Host:
         session = ort.InferenceSession(source, options, providers=list(providers))
         self._sessions[number] = session
         return {
-            "inputs": [(i.name, i.type, i.shape) for i in session.get_inputs()],
+            "inputs": [(i.name, i.type, i.shape) for i in _all_inputs(session)],
             "outputs": [(o.name, o.type, o.shape) for o in session.get_outputs()],
             "providers": list(session.get_providers()),
         }
@@ -128,7 +128,7 @@ class _Host:
         session = self._sessions[number]
         infos = {o.name: o.type for o in session.get_outputs()}
         names = list(infos) if outputs is None else list(outputs)
-        types = {i.name: i.type for i in session.get_inputs()}
+        types = {i.name: i.type for i in _all_inputs(session)}
         involved = [types.get(name) for name in feeds] + [infos.get(name) for name in names]
         if _BFLOAT16 not in involved:
             return dict(zip(names, (_plain(v) for v in session.run(names, dict(feeds))), strict=True))
@@ -175,6 +175,11 @@ def _has_cuda_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+def _all_inputs(session: Any) -> list[Any]:
+    """What must be fed, and what may be: inputs with a default."""
+    return [*session.get_inputs(), *session.get_overridable_initializers()]
 
 
 def _to_bfloat16(array: Any) -> Any:

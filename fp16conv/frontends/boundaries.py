@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from fp16conv.graph import DataType, GraphBuilder, Op, Scope, ScopeKind, Use
+from fp16conv.graph import DataType, GraphBuilder, Op, Scope, ScopeKind, Use, find_optional_parameters
 from fp16conv.graph.builder import Draft
 
 __all__ = ["add_boundary_typevars"]
@@ -17,7 +17,10 @@ SEQUENCE_LENS_OPSET = 9  # Scan before this opset has an extra leading input seq
 
 
 def add_boundary_typevars(builder: GraphBuilder, draft: Draft, frozen_scopes: Collection[int]) -> None:
-    """Add the type variables of all boundaries; those of unknown body operators cannot change."""
+    """Add the type variables of all boundaries.
+
+    Those of unknown body operators cannot change, nor can parameters that some call leaves out.
+    """
     boundaries = _Boundaries(builder, draft, frozen_scopes)
     boundaries.add_interface(draft.scopes[0])
     for op in draft.ops:
@@ -32,6 +35,7 @@ def add_boundary_typevars(builder: GraphBuilder, draft: Draft, frozen_scopes: Co
 class _Boundaries:
     def __init__(self, builder: GraphBuilder, draft: Draft, frozen_scopes: Collection[int]) -> None:
         self.builder, self.draft, self.frozen = builder, draft, frozen_scopes
+        self.optional = find_optional_parameters(draft.ops, draft.scopes)
         self._typed: set[int] = set()
         self._calls: dict[int, list[Op]] = {}
         for op in draft.ops:
@@ -134,7 +138,7 @@ class _Boundaries:
         for slot, value in enumerate(function.inputs):
             uses = [Use(c.id, slot, c.scope) for c in calls if slot < len(c.inputs)]
             symbol = f"input:{self.draft.values[value].name}"
-            self._add(None, function.id, symbol, uses, (value,), bool(calls))
+            self._add(None, function.id, symbol, uses, (value,), bool(calls) and value not in self.optional)
         for slot, index in enumerate(function.outputs):
             name = "" if index is None else self.draft.values[index].name
             defs = [_at(c.outputs, slot) for c in calls]

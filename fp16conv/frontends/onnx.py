@@ -276,7 +276,7 @@ class _Importer:
         for key in self.model.functions:
             name = f"{key[0]}::{key[1]}" + (f":{key[2]}" if key[2] else "")
             self._functions[key] = self.builder.add_scope(ScopeKind.FUNCTION, name)
-            if key in self.polymorphic or key[0] in ONNX_DOMAINS:  # onnx infers such calls as the operator's
+            if key in self.polymorphic:
                 self._frozen_scopes.add(self._functions[key])
         self._fill(self.model.graph, main, self.model.opset_imports)
         for key, function in self.model.functions.items():

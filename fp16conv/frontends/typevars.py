@@ -6,7 +6,16 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp16conv.frontends.schemas import Parameter, Schema, find_schema
-from fp16conv.graph import Container, DataType, GraphBuilder, Op, Reference, Use, Value
+from fp16conv.graph import (
+    Container,
+    DataType,
+    GraphBuilder,
+    Op,
+    Reference,
+    Use,
+    Value,
+    find_optional_parameters,
+)
 from fp16conv.graph.builder import Draft
 
 __all__ = ["BOUNDARY_OPS", "add_typevars"]
@@ -28,13 +37,14 @@ def add_typevars(builder: GraphBuilder, draft: Draft, frozen_scopes: Collection[
 
     Operators whose types are those of a body (control flow, function calls) are left to the boundaries.
     An operator without a schema gets one variable `?` that cannot change; so do the bodies in
-    `frozen_scopes`.
+    `frozen_scopes`, and what reads a parameter that some call leaves out.
     """
     kinds: dict[Hashable, dict[str, _Binding]] = {}  # a model has few kinds of operators
+    optional = find_optional_parameters(draft.ops, draft.scopes)
     for op in draft.ops:
         if op.callee is not None or (not op.domain and op.op_type in BOUNDARY_OPS):
             continue
-        inputs, outputs = _Side(draft, op.inputs), _Side(draft, op.outputs)
+        inputs, outputs = _Side(draft, op.inputs, optional), _Side(draft, op.outputs)
         is_frozen, is_typed = op.scope in frozen_scopes, bool(op.attrs) and _is_dtype_argument(op)
         kind = op.domain, op.op_type, op.opset, inputs.key, outputs.key, is_frozen, is_typed
         bindings = kinds.get(kind)
@@ -53,11 +63,13 @@ class _Side:
     Args:
         draft: the graph so far.
         values: value ids by slot.
+        optional: ids of values that may be absent.
     """
 
-    def __init__(self, draft: Draft, values: Sequence[int | None]) -> None:
+    def __init__(self, draft: Draft, values: Sequence[int | None], optional: Collection[int] = ()) -> None:
         self.known = [None if index is None else draft.values[index] for index in values]
-        self.key = tuple(map(_code, self.known))
+        self.optional = frozenset(slot for slot, index in enumerate(values) if index in optional)
+        self.key = (*map(_code, self.known), self.optional)
 
     def floats(self) -> Iterator[tuple[int, Value]]:
         """Slots of FLOAT values."""
@@ -86,7 +98,7 @@ def _bind(
     for slot, _ in inputs.floats():
         symbol, admits = _symbol(schema, schema.input(slot) if schema else None, f"in{slot}")
         binding = bindings.setdefault(symbol, _Binding())
-        binding.admits_fp16 &= admits and not is_frozen
+        binding.admits_fp16 &= admits and not is_frozen and slot not in inputs.optional
         binding.uses.append(slot)
     for slot, value in outputs.floats():
         symbol, admits = _symbol(schema, schema.output(slot) if schema else None, f"out{slot}")

@@ -2,6 +2,7 @@
 
 from fp16conv.graph.builder import GraphBuilder
 from fp16conv.graph.model import ModelGraph
+from fp16conv.graph.parameters import find_optional_parameters
 from fp16conv.graph.pieces import Piece, read_pieces
 from fp16conv.graph.types import (
     Container,
@@ -38,5 +39,6 @@ __all__ = [
     "Use",
     "Value",
     "ValueKind",
+    "find_optional_parameters",
     "read_pieces",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from fp16conv.graph import DataType, ModelGraph, Op, TypeVar
+from fp16conv.graph import DataType, ModelGraph, Op, TypeVar, find_optional_parameters
 from fp16conv.rulebook.families import family
 from fp16conv.rulebook.types import Reason
 
@@ -26,12 +26,16 @@ def find_pins(graph: ModelGraph, domains: Collection[str], *, keep_io_types: boo
     """
     pins: dict[int, Reason] = {}
     shared = _find_functions_of_several_types(graph)
+    optional = find_optional_parameters(graph.ops, graph.scopes)
     for tv in graph.typevars:
         op = None if tv.op is None else graph.ops[tv.op]
         if not tv.admits_fp16 and (function := _enclosing(graph, tv.scope)) in shared:
             name = graph.scopes[function].name
             text = f"the function {name} is called with several types: its one body fits all of them as it is"
             pins[tv.id] = Reason("function-of-several-types", text)
+        elif not tv.admits_fp16 and (absent := _optional_among(graph, tv, optional)):
+            text = f"some call of the function leaves out '{absent}': a cast of it would have nothing to read"
+            pins[tv.id] = Reason("optional-parameter", text)
         elif not tv.admits_fp16:
             pins[tv.id] = _illegal(tv, op, domains)
         elif op is None and tv.scope == 0 and tv.symbol.startswith(("input:", "output:")):
@@ -43,6 +47,12 @@ def find_pins(graph: ModelGraph, domains: Collection[str], *, keep_io_types: boo
             to = graph.values[op.outputs[0] or 0].dtype.upper()
             pins[tv.id] = Reason("users-cast", f"the model itself rounds to {to} here; that cast stays")
     return pins
+
+
+def _optional_among(graph: ModelGraph, tv: TypeVar, optional: Collection[int]) -> str:
+    """Name of a parameter that may be absent and that the variable types or reads, "" if none."""
+    read = [value.id for use in tv.uses if (value := graph.value_at(use)) is not None]
+    return next((graph.values[v].name for v in (*tv.defs, *read) if v in optional), "")
 
 
 def _illegal(tv: TypeVar, op: Op | None, domains: Collection[str]) -> Reason:

@@ -154,12 +154,13 @@ def test_functions_are_read_once_per_call(runtime: Runtime) -> None:
             assert reading.taken is (name != "q")
 
 
-def test_functions_that_cannot_be_inlined_stay_closed(runtime: Runtime) -> None:
+def test_functions_of_another_opset_are_opened(runtime: Runtime) -> None:
+    """They may import another version where it has the same operators."""
     loaded = load(FUNCTION.replace('["": 18], domain', '["": 17], domain'))
     x = np.array([0.5, -1.0], np.float32)
     readings = read(loaded, runtime, {"x": x, "c": np.array(True)})
-    assert {loaded.graph.values[r.value].name for r in readings} >= {"x", "a", "y"}
-    assert of(loaded, readings, "o") == []
+    first = of(loaded, readings, "o")[0]
+    np.testing.assert_allclose(first.array, x * x, rtol=1e-6)
 
 
 FAILING = """<ir_version: 9, opset_import: ["": 18]>
