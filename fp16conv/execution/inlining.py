@@ -15,7 +15,7 @@ def inline_functions(model: ir.Model) -> None:
     """Replace every call of a function by the function's body.
 
     Args:
-        model: changed. Values that had no name get one where the body reads them.
+        model: changed. Values of bodies get other names where theirs are taken.
 
     Raises:
         ValueError: a call hands a graph to a function, which onnx_ir does not inline.
@@ -26,6 +26,7 @@ def inline_functions(model: ir.Model) -> None:
     _agree_on_opsets(model)
     _name_unused_results(model)
     ir.passes.common.InlinePass()(model)
+    _rename_shadows(model.graph, set())
 
 
 def _agree_on_opsets(model: ir.Model) -> None:
@@ -53,6 +54,28 @@ def _name_unused_results(model: ir.Model) -> None:
         for output in node.outputs:
             if not output.name:
                 output.name = next(n for i in numbers if (n := f"{node.op_type}/unused{i}") not in taken)
+
+
+def _rename_shadows(graph: ir.Graph, outer: set[str | None]) -> None:
+    """Rename what a graph inside an operator calls as the graphs around it call something else.
+
+    Inlining gives free names among those it has seen, which later graphs may have, too.
+    """
+    own = [*graph.inputs, *graph.initializers.values()]
+    own += [output for node in graph for output in node.outputs if output.name]
+    taken = outer | {value.name for value in own}
+    for value in own:
+        if value.name in outer:
+            name = value.name
+            value.name = next(n for i in itertools.count() if (n := f"{name}/inner{i}") not in taken)
+            taken.add(value.name)
+    for node in graph:
+        for attribute in node.attributes.values():
+            if attribute.type is ir.AttributeType.GRAPH:
+                _rename_shadows(attribute.as_graph(), taken)
+            elif attribute.type is ir.AttributeType.GRAPHS:
+                for body in attribute.as_graphs():
+                    _rename_shadows(body, taken)
 
 
 def _nodes(model: ir.Model) -> Iterator[ir.Node]:

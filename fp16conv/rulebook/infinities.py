@@ -43,6 +43,8 @@ PASSES: Final = MOVES | frozenset({"Where", "Add", "Sub", "Mul", "Div", "Scatter
 SELECTIONS: Final = frozenset({"Where", "Clip", "Max", "Min", "Pad"})
 GUARDED: Final = frozenset({"Div", "Sqrt", "Log", "Pow", "Reciprocal", "Rsqrt"})
 LIGHT: Final = MOVES | frozenset({"Sqrt", "Mul", "Max", "Clip", "Abs", "ReduceSum", "ReduceMean"})
+NEARLY: Final = MAX / 2
+"""A fill from here on that acts as infinity (-65504 is FP16's own) is taken out of ranges: it never grows."""
 DEPTH: Final = 6
 """How many operators a constant is followed for: exporters put at most a few reshapes in between."""
 
@@ -181,6 +183,8 @@ class MaskFlow:
 
     def magnitude(self, value: int, lo: float, hi: float) -> float:
         """Largest magnitude of the numbers that are not the mask."""
+        if (value in self.low and hi < -MAX) or (value in self.high and lo > MAX):
+            return 0.0  # nothing but mask
         sides = [abs(lo)] * (value not in self.low) + [abs(hi)] * (value not in self.high)
         return max(sides, default=0.0)
 
@@ -199,7 +203,10 @@ def trace_masks(graph: ModelGraph, roles: Mapping[tuple[int, Use], Role], reader
             figures = reader.figures(value)
             assert figures is not None
             bound = family(graph.ops[use.op]) in ("Clip", "Max", "Min")
-            for side, large in (("low", figures.lo < -MAX), ("high", figures.hi > MAX)):
+            for side, large in (
+                ("low", figures.lo < -MAX or figures.hi <= -NEARLY),
+                ("high", figures.hi > MAX or figures.lo >= NEARLY),
+            ):
                 if large or (figures.has_infinity and not bound):
                     sides[side].add(value)
                     if not bound:

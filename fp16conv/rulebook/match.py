@@ -58,10 +58,11 @@ def gather_evidence(
     for tv in graph.typevars:
         for use in tv.uses:
             value = graph.value_at(use)
-            if value is not None and reader.is_known(value.id):
+            if value is not None and (reader.is_known(value.id) or reader.is_fill(value.id)):
                 role = classify_constant(graph, reader, value.id, use)
                 if role is Role.NUMBER and (value.id, use.op) in infinite:
-                    role = Role.MASK_SCALE
+                    is_selected = use.op is not None and family(graph.ops[use.op]) == "Where"
+                    role = Role.INFINITY if is_selected else Role.MASK_SCALE
                 roles[value.id, use] = role
     return Evidence(reader, facts, roles, trace_masks(graph, roles, reader))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ __all__ = [
     "values_of",
 ]
 
+
+_COUNTABLE: Final = 2.0**24
+"""Up to here FP32 holds every integer. Nobody counts beyond; all numbers from 2^23 on are integers."""
 
 LARGE_METRICS = frozenset(("max_abs", "has_nan", "integer_max", "accumulated_abs", "accumulated_square"))
 """Figures that are about large numbers; a proven range, which is an upper bound, shows none of them."""
@@ -68,8 +72,14 @@ class ConstantReader:
         """Whether the value's numbers are in the model file."""
         return value in self._graph.constants
 
+    def is_fill(self, value: int) -> bool:
+        """Whether the value is one number, in a shape that is computed (ConstantOfShape)."""
+        producer, fact = self._graph.producer(value), self._facts.get(value)
+        is_filled = producer is not None and producer.key == "ConstantOfShape"
+        return is_filled and fact is not None and fact.origin is Origin.CONSTANT and not fact.has_nan
+
     def figures(self, value: int) -> ConstantFigures | None:
-        """Figures of a constant value; None where it is empty or not constant."""
+        """Figures of a constant or a fill; None where it is empty or neither."""
         if value not in self._figures:
             self._figures[value] = self._measure(value)
         return self._figures[value]
@@ -96,6 +106,8 @@ class ConstantReader:
         return error / norm if norm > 0 else 0.0
 
     def _measure(self, value: int) -> ConstantFigures | None:
+        if self.is_fill(value) and not self.is_known(value):
+            return _measure(np.full(2, self._facts[value].lo, np.float32))  # however many there are
         fact, tensor = self._facts.get(value), self._graph.constants.get(value)
         if (
             fact is not None
@@ -168,7 +180,7 @@ def fact_figure(metric: str, fact: RangeFact, graph: ModelGraph, op: Op | None, 
         case "has_nan":
             return float(fact.has_nan)
         case "integer_max":
-            return fact.max_abs if fact.is_integral else float("nan")
+            return fact.max_abs if fact.is_integral and fact.max_abs <= _COUNTABLE else float("nan")
         case "accumulated_abs":
             return fact.max_abs * _reduced_count(graph, op, value)
         case "accumulated_square":

@@ -42,6 +42,26 @@ FUNCTIONS = {
         G (x, w) => (o) { m = MatMul(x,w) o = l.F(m) }
         <domain: "l", opset_import: ["": 16]>
         F (x) => (o) { s = Sigmoid(x) o = Sub(x,s) }""",
+    # Inlined, the first `m` is in the main graph, where the branches have theirs.
+    "names of a function in branches too": """
+        g (float[2,4] x, bool c) => (float[2,4] y) {W} {
+          a = l.F(x,w)
+          y = If (c) <then_branch = t () => (float[2,4] t1) { m = Exp(a) t1 = MatMul(m,w) },
+                      else_branch = e () => (float[2,4] e1) { m = l.F(a,w) e1 = Relu(m) }> }
+        <domain: "l", opset_import: ["": 18]>
+        F (x, w) => (o) { m = MatMul(x,w) o = Tanh(m) }""",
+}
+
+# The same mask as exporters write it: one number, its shape known or not.
+FILLS = {
+    "constant": ("<float low = {-1e9}>", "f = Where(b,s,low)"),
+    "FP16's own": ("<float low = {-65504}>", "f = Where(b,s,low)"),
+    "expanded": ("<float low = {-3.4e38}>", "n = Shape(s) m = Expand(low,n) f = Where(b,s,m)"),
+    "filled": ("", "n = Shape(s) m = ConstantOfShape<value = float[1] {-3.4e38}>(n) f = Where(b,s,m)"),
+    "filled, in parts": (
+        "<int64[1] n = {2}, int64[2,2] at = {0,1,1,0}>",
+        "m = ConstantOfShape<value = float[1] {-1e9}>(n) f = ScatterND(s,at,m)",
+    ),
 }
 
 
@@ -91,3 +111,30 @@ def test_an_input_with_a_default_is_fed_to_both_models(tmp_path: Path) -> None:
     report = convert(words, tmp_path, rtol=5e-3)
     assert report.decisions.macs_share == 1.0
     assert api.validate(words["model"], tmp_path / "out.onnx", data=words["data"], rtol=5e-3).ok
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_a_fill_that_acts_as_infinity_stays_in_fp16(name: str, tmp_path: Path) -> None:
+    """It only has to lose against every score: as -65504 it does, and neither range nor exactness matter."""
+    weights, mask = FILLS[name]
+    text = f"""g (float[N,4] x, float[4,N] z, bool[N,N] b) => (float[N,N] y) {weights} {{
+        s = MatMul(x,z) {mask} y = Softmax(f) }}"""
+    words = write(text, tmp_path, x=X, z=X.T.copy(), b=np.array([[True, False], [False, False]]))
+    report = convert(words, tmp_path, rtol=5e-3, details=True)
+    assert report.details is not None
+    precisions = {op.op_type: op.precision for op in report.details.operators}
+    assert {
+        precisions[t] for t in ("Where", "Expand", "ConstantOfShape", "ScatterND") if t in precisions
+    } == {"fp16"}
+
+
+def test_a_large_fill_that_is_a_number_stays_in_fp32(tmp_path: Path) -> None:
+    text = """g (float[2,4] x, float[N] z) => (float[2,4] y, float[N] v) {W} {
+        m = MatMul(x,w) n = Shape(m) f = ConstantOfShape<value = float[1] {1e6}>(n) p = Mul(m,f) y = Div(p,f)
+        k = Shape(z) g = ConstantOfShape<value = float[1] {1e6}>(k) v = Div(z,g) }"""
+    words = write(text, tmp_path, x=X, z=np.ones(3, np.float32))
+    report = convert(words, tmp_path, rtol=5e-3, details=True)
+    assert report.details is not None
+    assert {op.precision for op in report.details.operators if op.op_type in ("ConstantOfShape", "Div")} == {
+        "fp32"
+    }
