@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from fp16conv.execution.bodies import OpenedModel, has_bodies, is_readable, open_bodies
 from fp16conv.execution.failures import clone_to_run
-from fp16conv.execution.retyping import complete_types
+from fp16conv.execution.retyping import renew_shapes
 from fp16conv.execution.runtime import Runtime, RuntimeFailure, SessionHandle
 from fp16conv.execution.staging import share_weights
 from fp16conv.frontends.onnx import LoadedModel
@@ -226,11 +226,24 @@ def tap_model(
         tapper.close()
 
 
+def _correct_shapes(model: ir.Model) -> None:
+    """Replace declared shapes by those that follow from the inputs; where nothing follows they are believed.
+
+    Tools leave stale ones behind. A runtime warns of them, and refuses them in what becomes an output.
+    """
+    outputs = [value for node in model.graph for value in node.outputs]
+    declared = [value.shape for value in outputs]
+    renew_shapes(model)
+    for value, shape in zip(outputs, declared, strict=True):
+        if value.shape is None or value.is_graph_output():
+            value.shape = shape
+
+
 class _Tapper:
     def __init__(self, model: ir.Model, runtime: Runtime, memory_limit: int) -> None:
         self.runtime, self.memory_limit = runtime, memory_limit
         self.model = clone_to_run(model)
-        complete_types(self.model)
+        _correct_shapes(self.model)
         self.folder = share_weights(self.model, runtime.folder)
         self.values = {v.name or "": v for node in self.model.graph for v in node.outputs if v.name}
         self.outputs = list(self.model.graph.outputs)

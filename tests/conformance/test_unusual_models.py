@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.helper
 import onnx.parser
 import pytest
 
@@ -138,3 +139,16 @@ def test_a_large_fill_that_is_a_number_stays_in_fp32(tmp_path: Path) -> None:
     assert {op.precision for op in report.details.operators if op.op_type in ("ConstantOfShape", "Div")} == {
         "fp32"
     }
+
+
+def test_stale_shapes_hide_no_range(tmp_path: Path) -> None:
+    """ONNX Runtime takes such a model with a warning, but not where the value becomes an output."""
+    text = "g (float[N,4] x) => (float[N,4] y) {W} { a = MatMul(x,w) b = Exp(a) y = MatMul(b,w) }"
+    words = write(text, tmp_path, x=X)
+    proto = onnx.load(words["model"])
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, [7, 7]))
+    onnx.save(proto, words["model"])
+    report = api.convert(output=tmp_path / "out.onnx", provider="emulated", details=True, **words)
+    assert report.details is not None
+    assert "not-observed" not in {finding.rule for finding in report.findings}
+    assert report.details.operators[0].outputs[0].origin == "observed"
