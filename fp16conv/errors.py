@@ -76,7 +76,7 @@ class DataError(UsageError):
 
 
 class ModelError(Fp16convError):
-    """The model cannot be read, or holds something fp16conv refuses to lose."""
+    """The model cannot be read, is not valid, or holds something fp16conv refuses to lose."""
 
     exit_code = 3
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx
@@ -28,6 +29,12 @@ from fp16conv.planning.plan import PrecisionPlan
 __all__ = ["Finding", "require_valid", "verify"]
 
 COPY_SUFFIX = re.compile(r"__fp(?:16|32)(?:_\d+)?$")
+
+
+_HINTS: Final = {
+    "overflow": "the plan wants it in FP16: keep what reads it in FP32 (--keep-fp32), or let constants that "
+    "act as infinity saturate (--repair saturate)"
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +96,28 @@ def require_valid(path: str | os.PathLike[str], loaded: LoadedModel, plan: Preci
     """Raise if `verify` finds anything.
 
     Raises:
+        ModelError: it does, and onnx refuses the source already.
         ConversionError: with the first finding, and how many more there are.
     """
     findings = verify(path, loaded, plan)
-    if findings:
-        first, more = findings[0], len(findings) - 1
-        raise ConversionError(
-            f"the converted model is not valid ({first.check}): {first.message}",
+    if not findings:
+        return
+    first, more = findings[0], len(findings) - 1
+    what = f"the converted model is not valid ({first.check}): {first.message}"
+    before = _infer(loaded.proto)[1] or _checker_error(os.fspath(loaded.path))
+    if before and first.check not in _HINTS:
+        raise ModelError(
+            what,
             where=first.where,
-            why=f"{more} more findings" if more else "",
-            hint="please report it with the model or a reduced copy of it",
+            why=f"the model itself is not: {before}",
+            hint="export the model again; if your runtime takes it as it is, please report it",
         )
+    raise ConversionError(
+        what,
+        where=first.where,
+        why=f"{more} more findings" if more else "",
+        hint=_HINTS.get(first.check, "please report it with the model or a reduced copy of it"),
+    )
 
 
 def _check(path: str, loaded: LoadedModel) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from fp16conv.conversion.onnx import convert
 from fp16conv.conversion.save import serialize
 from fp16conv.conversion.verify import _infer, _read_graph, _read_plain, require_valid, verify
-from fp16conv.errors import ConversionError
+from fp16conv.errors import ConversionError, ModelError
 from fp16conv.frontends.onnx import load_onnx
 from tests.roundtrip.plans import all_fp16
 from tests.unit.conversion.models import load_text
@@ -95,8 +95,19 @@ def test_every_kind_of_damage_is_found(
         require_valid(tmp_path / "out.onnx", loaded, plan)
     else:
         assert check in found
-        with pytest.raises(ConversionError, match="not valid"):
+        hint = "--keep-fp32" if check == "overflow" else "please report it"
+        with pytest.raises(ConversionError, match=f"not valid.*{hint}"):
             require_valid(tmp_path / "out.onnx", loaded, plan)
+
+
+def test_a_source_that_is_not_valid_is_blamed_itself(tmp_path: Path) -> None:
+    loaded = load_text(
+        tmp_path, '<ir_version: 10, opset_import: ["": 13]> g (float[2] x) => (int8[2] y) { y = Relu (x) }'
+    )
+    plan = all_fp16(loaded.graph)
+    onnx.save(serialize(convert(loaded, plan), loaded), tmp_path / "out.onnx")
+    with pytest.raises(ModelError, match=r"the model itself is not: .*elem type"):
+        require_valid(tmp_path / "out.onnx", loaded, plan)
 
 
 def test_what_the_source_already_had_is_not_held_against_the_result(tmp_path: Path) -> None:
