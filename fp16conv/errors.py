@@ -20,6 +20,7 @@ __all__ = [
     "ToleranceError",
     "UsageError",
     "ValidationError",
+    "first_line",
     "unwritable",
 ]
 
@@ -97,6 +98,17 @@ class InternalError(Fp16convError):
     """A broken invariant of fp16conv itself."""
 
     exit_code = 70
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, at most 300 characters; its class if none does.
+
+    Example:
+        >>> first_line(ValueError("wrong size")), first_line(IndexError())
+        ('wrong size', 'IndexError')
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
 
 
 def unwritable(

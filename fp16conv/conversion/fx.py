@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from fp16conv import half
 from fp16conv.conversion.assignment import Assignment, assign
-from fp16conv.errors import ConversionError
+from fp16conv.errors import ConversionError, first_line
 from fp16conv.execution.fx import put_argument
 from fp16conv.frontends.fx.importer import ASSERT_METADATA
 from fp16conv.frontends.fx.program import LoadedProgram, Slot, stored_tensor
@@ -101,7 +101,7 @@ def save_program(program: ExportedProgram, path: Path) -> None:
                 raise sink.error
             file.flush()
     except (OSError, RuntimeError) as error:  # torch's own writer raises the latter
-        why = getattr(error, "strerror", None) or str(error).strip().splitlines()[0][:300]
+        why = getattr(error, "strerror", None) or first_line(error)
         raise ConversionError("could not be written", where=str(path), why=why) from error
 
 
@@ -143,7 +143,7 @@ class _TypeCheck(Interpreter):
             raise ConversionError(
                 f"{n.target} does not take the types it gets",
                 where=f"{self._source}: {n.name}",
-                why=str(error).strip().splitlines()[0][:300],
+                why=first_line(error),
             ) from error
         got, wanted = (x if isinstance(x, list | tuple) else (x,) for x in (result, expected))
         read = {user.args[1] for user in n.users if user.target is operator.getitem}

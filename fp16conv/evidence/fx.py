@@ -7,7 +7,7 @@ import math
 import torch
 from torch.fx import Node
 
-from fp16conv.errors import Fp16convError, ValidationError
+from fp16conv.errors import Fp16convError, ValidationError, first_line
 from fp16conv.evidence.calibration import Calibration
 from fp16conv.evidence.summary import RangeSummary
 from fp16conv.execution.feeds import FeedSource
@@ -68,7 +68,7 @@ def calibrate_program(loaded: LoadedProgram, feeds: FeedSource) -> Calibration:
             raise ValidationError(
                 "the FP32 program does not run on these inputs",
                 where=loaded.source,
-                why=str(error).strip().splitlines()[0][:300],
+                why=first_line(error),
                 hint="check names, shapes and values of the inputs",
             ) from error
     origin = Origin.OBSERVED if feeds.origin == "real" else Origin.SYNTHETIC

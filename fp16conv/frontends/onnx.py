@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import TypeProto
 
 from fp16conv.collector import collection_paused
-from fp16conv.errors import ModelError
+from fp16conv.errors import ModelError, first_line
 from fp16conv.files import read_regular
 from fp16conv.frontends.boundaries import add_boundary_typevars
 from fp16conv.frontends.external import changed_meanwhile, read_from_files
@@ -145,7 +145,9 @@ def read_proto(path: Path) -> onnx.ModelProto:
         proto.ParseFromString(content)
     except DecodeError as e:
         if "MaxDepth" in str(e):
-            raise ModelError("is nested too deeply to be read", where=where, why=_first_line(e)) from None
+            raise ModelError(
+                "is nested too deeply to be read", where=where, why=first_line(e.__cause__ or e)
+            ) from None
         raise ModelError("is not an ONNX model or is truncated", where=where, hint=hint) from None
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version):
         raise ModelError("is not an ONNX model", where=where, why="it holds no graph", hint=hint)
@@ -160,7 +162,9 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> LoadedModel:
         with _without_map_types(proto), expecting_strays(proto):
             model = ir.serde.deserialize_model(proto)
     except (ValueError, TypeError, KeyError, NotImplementedError, ir.serde.SerdeError) as e:
-        raise ModelError("is not a valid ONNX model", where=str(path), why=_first_line(e)) from e
+        raise ModelError(
+            "is not a valid ONNX model", where=str(path), why=first_line(e.__cause__ or e)
+        ) from e
     base_dir = path.resolve().parent
     read_from_files(model, base_dir)
     attach_dense(model, proto)
@@ -231,11 +235,6 @@ def _holds_map(type_: TypeProto) -> bool:
         inner: TypeProto = getattr(type_, kind).elem_type
         return _holds_map(inner)
     return bool(kind == "map_type")
-
-
-def _first_line(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
 
 
 def _digest(proto: onnx.ModelProto, base_dir: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fp16conv.errors import UsageError, ValidationError
+from fp16conv.errors import UsageError, ValidationError, first_line
 from fp16conv.execution.fx import to_array
 from fp16conv.half import MAX
 from fp16conv.training.gradients import LARGEST_SCALE, GradientFact, Gradients, ScaleWindow
@@ -252,8 +252,7 @@ def _judge(
 
 
 def _failure(what: str, error: Exception) -> ValidationError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return ValidationError(what, why=lines[0][:300])
+    return ValidationError(what, why=first_line(error))
 
 
 def _joint(streams: Iterable[Gradients], losses: Iterable[float]) -> ScaleWindow:

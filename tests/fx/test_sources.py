@@ -115,6 +115,23 @@ def test_pickled_objects_are_refused_and_not_run(archive: Path, tmp_path: Path) 
     assert "exploded" not in vars(fp16conv)
 
 
+def test_a_pickle_that_pops_what_it_never_pushed_is_refused(archive: Path, tmp_path: Path) -> None:
+    def spoil(name: str, content: bytes) -> bytes:
+        if not name.endswith("sample_inputs/model.pt"):
+            return content
+        with zipfile.ZipFile(io.BytesIO(content)) as members:
+            pickled = next(n for n in members.namelist() if n.endswith("data.pkl"))
+            rest = {n: members.read(n) for n in members.namelist()}
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as members:
+            for member, data in (rest | {pickled: b"\x80\x02Rq\x00."}).items():  # REDUCE on an empty stack
+                members.writestr(member, data)
+        return buffer.getvalue()
+
+    with pytest.raises(ModelError, match="cannot be read"):
+        fx.load(rewritten(archive, tmp_path / "spoiled.pt2", spoil))
+
+
 def test_a_call_of_anything_but_operators_is_refused(archive: Path, tmp_path: Path) -> None:
     def arm(data: dict[str, Any]) -> None:
         data["graph_module"]["graph"]["nodes"][0]["target"] = "torch.os.system"

@@ -15,7 +15,7 @@ from typing import Any, Final
 import onnx_ir as ir
 import torch
 
-from fp16conv.errors import ModelError, UsageError
+from fp16conv.errors import ModelError, UsageError, first_line
 from fp16conv.frontends.fx.importer import locate_frame
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.onnx import LoadedModel, from_model
@@ -73,8 +73,7 @@ def _find_reason(loaded: LoadedProgram, error: BaseException) -> tuple[str, str]
         if error.__cause__ is None:
             break
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return call, (lines[0] if lines else type(error).__name__)[:300]
+    return call, first_line(error)
 
 
 @contextmanager

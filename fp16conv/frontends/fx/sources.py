@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from fp16conv.errors import ModelError, UsageError
+from fp16conv.errors import ModelError, UsageError, first_line
 from fp16conv.frontends.fx.archive import EXPORT_HINT, check_archive
 from fp16conv.frontends.fx.importer import import_program
 from fp16conv.frontends.fx.program import LoadedProgram
@@ -104,7 +104,7 @@ def _load_file(path: Path) -> ExportedProgram:
         raise ModelError(
             "cannot be loaded",
             where=str(path),
-            why=_first_line(error),
+            why=first_line(error),
             hint="import what defines its custom operators first, or export it with this version of torch",
         ) from error
     program._guards_code = []  # source text that would be compiled; shapes are checked by what runs
@@ -171,7 +171,7 @@ def _call(factory: Callable[[], Any], name: str) -> Any:
     try:
         return factory()
     except Exception as error:
-        raise ModelError("the factory failed", where=name, why=_first_line(error)) from error
+        raise ModelError("the factory failed", where=name, why=first_line(error)) from error
 
 
 def _example_inputs(
@@ -223,7 +223,7 @@ def _export(
         raise ModelError(
             "torch.export cannot capture the module",
             where=name,
-            why=_first_line(error),
+            why=first_line(error),
             hint="control flow must not depend on numbers: https://docs.pytorch.org/docs/stable/export.html",
         ) from error
     finally:
@@ -248,7 +248,7 @@ def _require_run(module: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str,
         raise ModelError(
             "the module does not run on the example inputs",
             where=name,
-            why=_first_line(error),
+            why=first_line(error),
             hint="check their number, order, shapes and types",
         ) from error
 
@@ -261,7 +261,7 @@ def _functionalize(program: ExportedProgram, name: str) -> ExportedProgram:
             return program.run_decompositions(dict(_BY_EXAMPLE))
     except Exception as error:
         raise ModelError(
-            "the program cannot be made functional", where=name, why=_first_line(error), hint=EXPORT_HINT
+            "the program cannot be made functional", where=name, why=first_line(error), hint=EXPORT_HINT
         ) from error
 
 
@@ -294,8 +294,3 @@ def order_keywords(program: ExportedProgram, kwargs: Mapping[str, Any]) -> dict[
     if isinstance(names, list) and set(names) == set(kwargs):
         return {name: kwargs[name] for name in names}
     return dict(kwargs)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -11,11 +11,12 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from fp16conv.errors import first_line
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.fx import run_program, to_array
 from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.frontends.fx.sources import switch_to_eval
-from fp16conv.validation.fx.outputs import ProgramOutputs, first_line
+from fp16conv.validation.fx.outputs import ProgramOutputs
 from fp16conv.validation.metrics import ATOL, RTOL, OutputComparison, OutputMetrics
 
 __all__ = ["ProgramHalf", "try_half"]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fp16conv.errors import Fp16convError, ValidationError
+from fp16conv.errors import Fp16convError, ValidationError, first_line
 from fp16conv.execution.fx import ProgramRunner, Roundings
 from fp16conv.frontends.fx.program import LoadedProgram
 
-__all__ = ["ProgramOutputs", "first_line"]
+__all__ = ["ProgramOutputs"]
 
 
 class ProgramOutputs:
@@ -47,9 +47,3 @@ class ProgramOutputs:
         self.without_kernel.update(run.without_kernel)
         names = self._loaded.output_names
         return {name: np.asarray(run.outputs[position]) for position, name in names.items()}
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
