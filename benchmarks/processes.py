@@ -6,15 +6,25 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import distributions
+from pathlib import Path
 
 __all__ = ["Usage", "describe_machine", "interleave", "measure", "median"]
 
 
 INTERVAL = 0.005  # seconds between looks at a running process
+
+PACKAGES = (
+    *("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu"),
+    *("onnxconverter-common", "nvidia-modelopt"),
+)
+"""Distributions whose versions decide what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +103,33 @@ def median(runs: Sequence[Usage]) -> Usage:
     )
 
 
-def describe_machine() -> dict[str, object]:
-    """What the figures were measured on."""
+def describe_machine(peers: Mapping[str, Path]) -> dict[str, object]:
+    """What the figures were measured on, and when.
+
+    Args:
+        peers: folder of the environment of each converter that runs in one of its own.
+    """
     cpu = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             cpu = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), cpu)
     except OSError:
         pass
+    packages = {"fp16conv": _versions(sys.path)}
+    for name, folder in peers.items():
+        packages[name] = _versions(map(str, folder.glob("lib/python*/site-packages")))
     return {
+        "date": date.today().isoformat(),
         "cpu": cpu,
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        "packages": packages,
         "load_average": [round(x, 1) for x in os.getloadavg()],
     }
+
+
+def _versions(path: Iterable[str]) -> dict[str, str]:
+    """Versions of PACKAGES, as far as they are installed in these folders."""
+    found = {each.name.lower().replace("_", "-"): each.version for each in distributions(path=list(path))}
+    return {name: found[name] for name in PACKAGES if name in found}

@@ -34,6 +34,45 @@ BATCHES = (24, 200)  # a short comparison shows the start-up, a long one the rat
 
 Rows = list[dict[str, object]]
 
+GROWTH = "growth from 1,000 to 16,000 operators, less the start-up (a conversion of 4 operators)"
+
+ABOUT = """\
+# Speed and memory
+
+Whole processes, measured from outside, the commands of a case in turns; medians. Times are those of the
+process and the children that it waited for. Peak memory is that of the main process alone: children that
+run models or onnx's checker are not in it ([whole process trees](concepts/memory.md)). Ratios are to the
+line of the case that has 1.00. `make bench` repeats it; all of it: benchmarks/results/speed.json.
+
+Machine: {cpu}, {cores} cores, Python {python}, {date}.
+Load average {load_average}: above zero other work was running beside, and the CPU
+ratio says more than the wall ratio.
+
+fp16conv runs with {own}; others in environments of their own:
+"""
+
+COMMANDS = """
+What the names stand for:
+
+* `fp16conv` is `fp16conv convert IN.onnx -o OUT.onnx --no-validate --quiet`.
+* The chain of operators repeats MatMul, Add, Softmax, Relu. Half blocked: the other converters keep Softmax
+  and Relu in FP32 by their block lists; fp16conv has no list and decides by its rules.
+* `onnxruntime` is `onnxruntime.transformers.float16`. It leaves its casts at the end of the graph, which is
+  no valid ONNX (unsorted); sorted calls its `topological_sort` afterwards.
+* `autocast` is `python -m modelopt.onnx.autocast`, of NVIDIA's Model Optimizer. It runs the model, on one
+  batch.
+* `320n` is nudenet's YOLOv8n detector (12 MB, inputs 1x3x320x320), `ch_PP-OCRv4_rec_infer` the text
+  recognizer of rapidocr_onnxruntime (11 MB, 1x3x48x320), FP32 models as their PyPI packages bring them;
+  `fp16conv validate` compares them with what `convert --no-validate` makes of them. A plain FP32 run is
+  ONNX Runtime over the same batches: its threads wait asleep, as fp16conv's do (same settings), or spin.
+* A converter that takes longer than 20 s is run once. An empty cell was not recorded.
+* The imports that `analyze` is compared with are what it cannot do without: numpy, onnx, onnx_ir,
+  click, and onnxruntime, which it loads in a process of its own. networkx is loaded only where the
+  minimum cut of a plan is large, sympy (which onnx_ir imports) not at all.
+
+| case | command | runs | wall, s | CPU, s | peak memory, main process, MiB | wall ratio | CPU ratio |
+|---|---|---|---|---|---|---|---|"""
+
 PLAIN = """
 import sys, numpy as np, onnxruntime as ort
 options = ort.SessionOptions()
@@ -125,7 +164,7 @@ def bench_operators(folder: Path, rounds: int, peers: Sequence[str]) -> Rows:
     make_chain(4, empty)
     base = median(interleave({"start": _convert(empty, folder / "out.onnx")}, rounds)["start"]).cpu
     exponent = math.log((times[16_000] - base) / (times[1_000] - base)) / math.log(16)
-    return [*rows, {"case": "growth from 1,000 to 16,000 operators, start-up left out", "exponent": exponent}]
+    return [*rows, {"case": GROWTH, "exponent": exponent}]
 
 
 def _convert(source: Path, target: Path) -> list[str]:
@@ -253,37 +292,26 @@ def write_table(results: Mapping[str, object], path: Path) -> None:
     assert isinstance(machine, dict)
     benches = results["benches"]
     assert isinstance(benches, dict)
+    packages = {
+        name: ", ".join(f"{package} {version}" for package, version in versions.items())
+        for name, versions in machine["packages"].items()
+    }
     lines = [
-        "# Speed and memory",
-        "",
-        "Whole processes, measured from outside, the commands of a case in turns; medians. Ratios are to the",
-        "line of the case that has 1.00. `make bench` repeats it; all of it: benchmarks/results/speed.json.",
-        "",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}.",
-        f"Load average {machine['load_average']}: above zero other work was running beside, and the CPU",
-        "ratio says more than the wall ratio.",
-        "",
-        "| case | command | runs | wall, s | CPU, s | peak memory, MiB | wall ratio | CPU ratio |",
-        "|---|---|---|---|---|---|---|---|",
+        ABOUT.format(**machine, own=packages.pop("fp16conv")),
+        *(f"* {name}: {versions}" for name, versions in packages.items()),
+        COMMANDS,
     ]
+    growth = []
     for name in BENCHES:
         for row in benches.get(name, []):
             if "exponent" in row:
-                cells = [row["case"], f"exponent {row['exponent']:.2f}", "", "", "", "", "", ""]
-            else:
-                figures = [row["wall"], row["cpu"], row["rss"] / 2**20, row["wall_ratio"], row["cpu_ratio"]]
-                cells = [row["case"], row["name"], row["runs"], *(f"{figure:.2f}" for figure in figures)]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += [
-        "",
-        "* The chain repeats MatMul, Add, Softmax, Relu; peers keep Softmax and Relu in FP32 by their block",
-        "  lists. onnxruntime's converter leaves its casts at the end: only the sorted result is valid ONNX.",
-        "* A converter that takes longer than 20 s is run once.",
-        "* The imports that `analyze` is compared with are what it cannot do without: numpy, onnx, onnx_ir,",
-        "  click, and onnxruntime, which it loads in a process of its own. networkx is loaded only where the",
-        "  minimum cut of a plan is large, sympy (which onnx_ir imports) not at all.",
-        "",
-    ]
+                growth.append(f"CPU time's {row['case']}: exponent {row['exponent']:.2f}.")
+                continue
+            rss = row["rss"] and row["rss"] / 2**20
+            figures = [row["wall"], row["cpu"], rss, row["wall_ratio"], row["cpu_ratio"]]
+            shown = ["" if figure is None else f"{figure:.2f}" for figure in figures]
+            lines.append("| " + " | ".join(map(str, [row["case"], row["name"], row["runs"], *shown])) + " |")
+    lines += ["", *growth, ""]
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -299,7 +327,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["onnxruntime", "onnxconverter-common", "autocast"])
     chosen = parser.parse_args()
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"benches": {}}
-    results["machine"] = describe_machine()
+    results["machine"] = describe_machine({peer: PEERS / peer for peer in chosen.peers})
     for name in chosen.only:
         folder = Path(tempfile.mkdtemp(prefix="fp16conv-bench-"))
         try:
