@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -46,3 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def samples() -> Path:
     """The bundled trained models and their data."""
     return ROOT / "samples"
+
+
+@pytest.fixture
+def small_files() -> Iterator[int]:
+    """A file may have 10,000 bytes: writing beyond is an error, like a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    yield 10_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)

@@ -29,6 +29,7 @@ INTERNAL_ERROR = 70
 INTERRUPTED = 130
 MACHINE_FAILED = 4
 PIPE_CLOSED = 141
+_NOTHING_HALF = "nothing half-written was left behind"
 NO_THREAD = "can't start new thread"  # a bare RuntimeError of Python's, where the system has no room for one
 
 
@@ -106,7 +107,7 @@ def run(args: Sequence[str], environment: Environment | None = None) -> int:
     except _PipeClosedError:
         return answer_failure(BrokenPipeError())
     except MemoryError:
-        print_error("there is not enough memory; no file was left behind")
+        print_error(f"there is not enough memory; {_NOTHING_HALF}")
         _trace(env)
         return MACHINE_FAILED
     except OSError as error:
@@ -115,7 +116,7 @@ def run(args: Sequence[str], environment: Environment | None = None) -> int:
         return code
     except Exception as error:
         if str(error) == NO_THREAD:
-            print_error(f"the system: {error}; no file was left behind")
+            print_error(f"the system: {error}; {_NOTHING_HALF}")
             _trace(env)
             return MACHINE_FAILED
         print_error(
@@ -133,7 +134,7 @@ def answer_failure(error: OSError) -> int:
         # Nobody reads any more; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    print_error(f"{error.filename or 'the system'}: {error.strerror or error}; no file was left behind")
+    print_error(f"{error.filename or 'the system'}: {error.strerror or error}; {_NOTHING_HALF}")
     return MACHINE_FAILED
 
 

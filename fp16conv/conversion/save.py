@@ -27,6 +27,7 @@ from fp16conv.frontends.wire import serialize_in_pieces
 
 __all__ = ["check_target", "save", "serialize"]
 
+DATA_SUFFIX = ".data"  # of the weight file, which has the stem of the model
 MAX_INLINE = 2**31 - 2**26  # bytes of weights; a protobuf file ends at 2 GiB and also holds the graph
 MIN_EXTERNAL = 1024  # bytes; smaller tensors stay in the file when only the size forces the rest out
 ALIGNMENT = 4096  # bytes, of tensors from 1 MiB on: runtimes map whole pages
@@ -70,7 +71,7 @@ def save(
         raise unwritable("cannot be written", str(folder), e) from e
     try:
         staged = staging / target.name
-        data = staging / f"{target.stem}.data"
+        data = staging / f"{target.stem}{DATA_SUFFIX}"
         try:
             _write(model, staged, data, loaded)
         except OSError as e:
@@ -103,13 +104,18 @@ def check_target(target: Path, loaded: LoadedModel) -> None:
     """Refuse a target that cannot or must not be written, before any work.
 
     Raises:
-        UsageError: it is the input or its weight file, a folder or device, or lies in no folder.
+        UsageError: it is the input or its weight file, has the name of one, is a folder or device, or lies in
+            no folder.
     """
     folder = target.parent
     if not folder.is_dir():
         raise UsageError("no such folder", where=str(folder), hint="create it first")
     if target.is_dir():
         raise UsageError("is a folder", where=str(target), hint="name the .onnx file to write")
+    if target.suffix == DATA_SUFFIX:
+        raise UsageError(
+            "is the name that a weight file gets", where=str(target), hint="name the .onnx file to write"
+        )
     if target.exists() and not target.is_file():  # a rename would replace /dev/null itself
         raise UsageError("is no regular file", where=str(target), hint="name the .onnx file to write")
     if _is_same(target, loaded.path):

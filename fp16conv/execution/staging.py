@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
 import tempfile
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
+
+from fp16conv.errors import ConversionError
 
 __all__ = ["INLINE_LIMIT", "SharedWeights", "share_weights", "stage_model"]
 
@@ -29,13 +32,17 @@ def stage_model(model: ir.Model, folder: Path, *, inline_limit: int = INLINE_LIM
 
     Returns:
         The serialized model, or the path of one whose weights lie beside it.
+
+    Raises:
+        ConversionError: the folder cannot take the weights.
     """
     if _fits(model, inline_limit):
         serialized: bytes = ir.to_proto(model).SerializeToString()
         return serialized
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
-    ir.save(model, path, external_data=_WEIGHTS, size_threshold_bytes=_SMALL)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        ir.save(model, path, external_data=_WEIGHTS, size_threshold_bytes=_SMALL)
     return path
 
 
@@ -57,7 +64,8 @@ class SharedWeights:
             serialized: bytes = proto.SerializeToString()
             return serialized
         path = self._folder / f"model{next(self._count)}.onnx"
-        path.write_bytes(proto.SerializeToString())
+        with _writing(self._folder):
+            path.write_bytes(proto.SerializeToString())
         return path
 
     def close(self) -> None:
@@ -73,12 +81,30 @@ def share_weights(model: ir.Model, parent: Path, *, inline_limit: int = INLINE_L
         model: changed: its large tensors become references to the file.
         parent: folder in which a new folder is made, if the weights are large or external.
         inline_limit: bytes of weights up to which nothing is written.
+
+    Raises:
+        ConversionError: the folder cannot take them.
     """
     if _fits(model, inline_limit):
         return SharedWeights(None)
-    folder = Path(tempfile.mkdtemp(prefix="shared-", dir=parent))
-    ir.external_data.unload_from_model(model, folder, _WEIGHTS, size_threshold_bytes=_SMALL)
+    with _writing(parent):
+        folder = Path(tempfile.mkdtemp(prefix="shared-", dir=parent))
+        ir.external_data.unload_from_model(model, folder, _WEIGHTS, size_threshold_bytes=_SMALL)
     return SharedWeights(folder)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say what a full disk is in the way of, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        raise ConversionError(
+            "no room for the weights of the model that is to be run",
+            where=str(folder),
+            why=error.strerror or f"{error}: the disk is full or a limit is reached",  # numpy only counts
+            hint="TMPDIR names the folder for temporary files: it needs up to twice the size of the weights",
+        ) from error
 
 
 def _fits(model: ir.Model, limit: int) -> bool:

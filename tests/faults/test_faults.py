@@ -119,7 +119,7 @@ def test_a_failing_machine_is_no_bug_of_ours(
     code = run(["convert", str(place.input), "-o", str(place.output), "--no-validate"])
     err = capsys.readouterr().err
     assert (code, err.count("error:")) == (4, 1)
-    assert "no file was left behind" in err
+    assert "nothing half-written was left behind" in err
     assert place.left() == []
     assert place.digest() == place.before
 

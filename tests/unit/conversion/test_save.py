@@ -203,3 +203,9 @@ def test_a_pipe_or_device_is_never_replaced_by_the_model(inline: LoadedModel, tm
     with pytest.raises(UsageError, match="no regular file"):
         _convert_and_save(inline, pipe)
     assert pipe.is_fifo()
+
+
+def test_a_model_gets_no_name_of_a_weight_file(external: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the name that a weight file gets"):
+        _convert_and_save(external, tmp_path / "out.data")
+    assert not (tmp_path / "out.data").exists()

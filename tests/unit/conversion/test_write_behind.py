@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,17 +13,6 @@ from fp16conv.conversion import write_behind
 from fp16conv.conversion.write_behind import WriteBehind
 
 PIECES = [bytes([i]) * (1000 * i + 1) for i in range(50)]
-
-
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """A file may have 10,000 bytes: writing beyond is EFBIG, like a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    yield 10_000
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
 
 
 def _write(path: Path, pieces: Iterable[bytes]) -> int:
