@@ -70,7 +70,11 @@ are synthetic.
     "--allow-out-of-tolerance", is_flag=True, help="Write the file even if it misses the tolerance."
 )
 @click.option("--no-repair", is_flag=True, help="Do not move operators back to FP32 to meet the tolerance.")
-@click.option("--no-validate", is_flag=True, help="Skip the comparison with the FP32 model.")
+@click.option(
+    "--no-validate",
+    is_flag=True,
+    help="Skip the comparison with the FP32 model, and so loading the result in ONNX Runtime.",
+)
 @report_flags
 @level_flags
 @click.pass_context

@@ -121,7 +121,10 @@ input_flags = _stack(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of synthetic data."
     ),
     click.option(
-        "--memory-limit", type=BYTES, help="Memory for intermediate values while observing, e.g. 2GiB."
+        "--memory-limit",
+        type=BYTES,
+        help="Intermediate values read at a time while observing, beside what the model takes by itself, "
+        "e.g. 2GiB.  [default: 512MiB]",
     ),
 )
 
@@ -194,9 +197,9 @@ tolerance_flags = _stack(
     click.option(
         "--atol",
         type=Tolerance(),
-        help="Absolute error per element that is always fine.  [default: 0.001]",
+        help="Root mean square error allowed on top of --rtol.  [default: 0.001]",
     ),
-    click.option("--tolerance", type=Tolerance(), help="Short for --rtol."),
+    click.option("--tolerance", type=Tolerance(), help="Short for --rtol; --atol stays as it is."),
     click.option(
         "--allow-integer-changes", is_flag=True, help="Integer outputs may differ (an arg max of near ties)."
     ),

@@ -48,8 +48,9 @@ Usage: fp16conv [OPTIONS] COMMAND [ARGS]...
     - Quantized operators and unknown domains stay as they are.
 
   Exit codes: 0 fine, 1 findings or tolerance missed, 2 usage, rules or plan
-  error, 3 model unreadable or unsupported, 4 conversion or machine failed (no
-  file left), 5 validation could not run, 70 bug in fp16conv, 130 interrupted.
+  error, 3 model unreadable or unsupported, 4 conversion or machine failed
+  (nothing half-written left), 5 validation could not run, 70 bug in fp16conv,
+  130 interrupted, 141 the reader of the output closed the pipe.
 
 Options:
   --version   Show the version and exit.

@@ -169,9 +169,7 @@ def check(file: str, form: str) -> int:
 @click.option(
     "--tolerance", "rtol", type=Tolerance(), help="Largest relative L2 error of an output.  [default: 0.02]"
 )
-@click.option(
-    "--atol", type=Tolerance(), help="Absolute error per element that is always fine.  [default: 0.001]"
-)
+@click.option("--atol", type=Tolerance(), help="Root mean square error allowed on top.  [default: 0.001]")
 @format_flag
 @level_flags
 @click.pass_obj

@@ -55,7 +55,7 @@ class _Seconds(Tolerance):
 @click.option(
     "--atol",
     type=Tolerance(),
-    help="Absolute error per element that is always fine.  [default: tolerance / 1000]",
+    help="Root mean square error allowed on top.  [default: tolerance / 1000]",
 )
 @click.option("--budget", type=_Seconds(), help="Stop after this time with the best plan so far.")
 @click.option(
