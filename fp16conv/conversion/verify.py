@@ -104,7 +104,7 @@ def require_valid(path: str | os.PathLike[str], loaded: LoadedModel, plan: Preci
         return
     first, more = findings[0], len(findings) - 1
     what = f"the converted model is not valid ({first.check}): {first.message}"
-    before = _infer(loaded.proto)[1] or _checker_error(os.fspath(loaded.path))
+    before = _objection(loaded)
     if before and first.check not in _HINTS:
         raise ModelError(
             what,
@@ -120,6 +120,14 @@ def require_valid(path: str | os.PathLike[str], loaded: LoadedModel, plan: Preci
     )
 
 
+def _objection(loaded: LoadedModel) -> str:
+    """What onnx holds against the source; empty if nothing."""
+    try:
+        return _infer(loaded.proto)[1] or _checker_error(os.fspath(loaded.path))
+    except IsolationError as e:
+        return str(e)
+
+
 def _check(path: str, loaded: LoadedModel) -> Iterator[Finding]:
     error = _checker_error(path)
     if error and error != _checker_error(os.fspath(loaded.path)):
@@ -129,7 +137,7 @@ def _check(path: str, loaded: LoadedModel) -> Iterator[Finding]:
 def _checker_error(path: str) -> str:
     try:
         check_file(path)
-    except (onnx.checker.ValidationError, ValueError, RuntimeError) as e:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as e:
         return _essence(e)
     return ""
 

@@ -28,10 +28,10 @@ def find_undecodable(message: Message) -> bytes | None:
     # To count the bytes of a model or graph is to write it once, with its weights.
     if not isinstance(message, (onnx.ModelProto, onnx.GraphProto)) and message.ByteSize() <= SMALL:
         is_plain = message.SerializeToString().isascii()  # several times faster than to print it
-        if is_plain or not _ESCAPED.search(str(message)):
+        if is_plain or _prints(message):
             return None
     for field, content in message.ListFields():
-        items = content if field.is_repeated else (content,)
+        items = content if hasattr(content, "extend") else (content,)
         if field.message_type is not None:
             found = _first((), items)
         else:
@@ -39,6 +39,14 @@ def find_undecodable(message: Message) -> bytes | None:
         if found is not None:
             return found
     return None
+
+
+def _prints(message: Message) -> bool:
+    """Whether a message can be printed as text; protobuf before 5 cannot print others at all."""
+    try:
+        return not _ESCAPED.search(str(message))
+    except UnicodeDecodeError:
+        return False
 
 
 def _first(texts: Iterable[str | bytes], *messages: Iterable[Message]) -> bytes | None:

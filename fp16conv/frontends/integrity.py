@@ -152,6 +152,12 @@ class _Checker:
         for sparse in graph.sparse_initializer:
             self._check_tensor(sparse.values)
             self._check_tensor(sparse.indices)
+            if any(tensor.data_location == _T.EXTERNAL for tensor in (sparse.values, sparse.indices)):
+                self._fail(
+                    f"sparse initializer '{sparse.values.name}' is external data, which onnx does not read",
+                    where,
+                    hint="store it in the model, or as a dense tensor",
+                )
             names.add(sparse.values.name)
             if any(output.name == sparse.values.name for output in graph.output):
                 self._fail(

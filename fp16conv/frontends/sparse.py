@@ -72,7 +72,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> ir.LazyTensor | None:
     """Indices are places in memory order [n] or coordinates [n, rank] (onnx.proto)."""
     name, shape = sparse.values.name, tuple(sparse.dims)
     tensors = sparse.values, sparse.indices
-    if math.prod(shape) > MAX_ELEMENTS or any(t.data_location == onnx.TensorProto.EXTERNAL for t in tensors):
+    if math.prod(shape) > MAX_ELEMENTS:
         return None
     try:
         numbers, indices = (onnx.numpy_helper.to_array(tensor) for tensor in tensors)

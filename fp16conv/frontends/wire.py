@@ -46,7 +46,7 @@ def serialize_in_pieces(model: onnx.ModelProto) -> Iterator[bytes]:
 def _split(graph: onnx.GraphProto) -> Iterator[tuple[str, Any]]:
     """The fields in order of their numbers, the repeated ones in parts."""
     for field, content in graph.ListFields():
-        if field.is_repeated:
+        if hasattr(content, "extend"):  # repeated; what the field says of that depends on protobuf's version
             step = 1 if field.name == "initializer" else TOGETHER
             for start in range(0, len(content), step):
                 yield field.name, content[start : start + step]

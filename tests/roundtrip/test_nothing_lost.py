@@ -62,7 +62,7 @@ def _scalars(message: Message) -> Counter[tuple[str, str, str]]:
         for field, content in part.ListFields():
             key = part.DESCRIPTOR.name, field.name
             if field.message_type is None and key not in CHANGES:
-                items = content if field.is_repeated else [content]
+                items = content if hasattr(content, "extend") else [content]
                 found.update((*key, repr(item)) for item in items)
     return found
 

@@ -405,11 +405,27 @@ def test_calls_with_more_than_the_function_has(side: str, count: int) -> None:
         check_integrity(model, Path("m.onnx"))
 
 
-def test_a_sparse_initializer_that_is_an_output() -> None:
-    model = make_model()
+def _add_sparse(model: onnx.ModelProto) -> onnx.SparseTensorProto:
     sparse = model.graph.sparse_initializer.add(dims=[4])
     sparse.values.CopyFrom(helper.make_tensor("s", TensorProto.FLOAT, [1], [1.0]))
     sparse.indices.CopyFrom(helper.make_tensor("", TensorProto.INT64, [1], [0]))
+    return sparse
+
+
+def test_a_sparse_initializer_in_a_file(tmp_path: Path) -> None:
+    model = make_model()
+    indices = _add_sparse(model).indices
+    (tmp_path / "data.bin").write_bytes(bytes(8))
+    indices.ClearField("int64_data")
+    indices.data_location = TensorProto.EXTERNAL
+    indices.external_data.add(key="location", value="data.bin")
+    with pytest.raises(ModelError, match="sparse initializer 's' is external data"):
+        check_integrity(model, tmp_path / "m.onnx")
+
+
+def test_a_sparse_initializer_that_is_an_output() -> None:
+    model = make_model()
+    _add_sparse(model)
     check_integrity(model, Path("m.onnx"))
     model.graph.output.add(name="s")
     with pytest.raises(ModelError, match="output 's' is a sparse initializer itself"):
