@@ -49,6 +49,7 @@ _TYPED: Mapping[int, tuple[str, int]] = {
     _T.STRING: ("string_data", 1),
 }
 """Field that holds the numbers of a type, and entries per number; int32_data for all others."""
+_TYPED_FIELDS = ("int32_data", *sorted({field for field, _ in _TYPED.values()}))
 
 _REEXPORT = "export the model again"
 _TRUNCATED = "the model or its data file is truncated or belongs to another model"
@@ -369,6 +370,10 @@ class _Checker:
         if math.prod(dim or 1 for dim in tensor.dims) > MAX_ELEMENTS:  # numpy leaves out zeros too
             self._fail(f"has sizes whose product overflows: {_short(tensor.dims)}", where, hint=_TRUNCATED)
         count = math.prod(tensor.dims)
+        filled = ["raw_data"] * tensor.HasField("raw_data")  # to read it would copy it
+        filled += [field for field in _TYPED_FIELDS if getattr(tensor, field)]
+        if len(filled) > 1:
+            self._fail(f"has numbers in {' and in '.join(filled)}", where)
         bits = _bits_of(tensor.data_type)
         if bits is None:
             self._fail(f"has the unknown data type {tensor.data_type}", where, hint=_TRUNCATED)

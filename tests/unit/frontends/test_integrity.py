@@ -157,6 +157,10 @@ def untyped_attribute(model: onnx.ModelProto) -> None:
     model.graph.node[2].attribute[0].type = AttributeProto.UNDEFINED
 
 
+def two_fields(model: onnx.ModelProto) -> None:
+    weight(model).int32_data.append(1)
+
+
 def stray_bits(model: onnx.ModelProto) -> None:
     weight = model.graph.initializer[0]
     weight.CopyFrom(TensorProto(name="w", data_type=TensorProto.FLOAT6E2M3, dims=[3], raw_data=b"\0\0\4"))
@@ -211,6 +215,7 @@ def no_body(model: onnx.ModelProto) -> None:
         (typed("float_data", 5, TensorProto.FLOAT), "needs 4 numbers, but there are 5"),
         (typed("float_data", 4, TensorProto.DOUBLE), "needs 4 numbers, but there are 0"),
         (typed("int32_data", 3, TensorProto.FLOAT16), "needs 4 numbers, but there are 3"),
+        (two_fields, "tensor 'w': has numbers in raw_data and in int32_data"),
         (typed("int32_data", 4, TensorProto.INT4), "needs 2 numbers, but there are 4"),
         (undefined, "operator 'mul' (Mul): reads 'nowhere', which nothing defines"),
         (undefined_inside, "reads 'q', which nothing defines"),
