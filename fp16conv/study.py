@@ -20,6 +20,7 @@ from fp16conv.evidence.bounds import prove_bounds
 from fp16conv.evidence.calibration import Calibration, calibrate
 from fp16conv.evidence.constants import constant_facts
 from fp16conv.evidence.safety import merge_facts
+from fp16conv.execution.capacity import refuse_oversized
 from fp16conv.execution.feeds import FeedSource
 from fp16conv.execution.runtime import Runtime, RuntimeFailure
 from fp16conv.frontends.onnx import LoadedModel
@@ -328,6 +329,7 @@ def _observe(
 ) -> tuple[Calibration | None, str]:
     """Calibrate; a model that does not run here is judged without (the user's own data must run)."""
     try:
+        refuse_oversized(loaded.graph)
         calibration = calibrate(loaded, runtime, feeds, memory_limit=options.memory_limit)
         if not calibration.batches:  # there was no value to read, so nothing ran yet
             _try_run(loaded, runtime, feeds)

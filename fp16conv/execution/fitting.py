@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fp16conv.errors import DataError
+from fp16conv.execution.capacity import refuse_oversized
 from fp16conv.execution.failures import RuntimeFailure
 from fp16conv.execution.feeds import FeedSource, synthesize
 from fp16conv.execution.runtime import Runtime
@@ -56,9 +57,10 @@ def fit_synthetic(
     Raises:
         RuntimeFailure: the model does not load.
         DataError: no attempt runs; the message holds what the runtime said to the first one.
-        ValidationError: an input has a type that cannot be made up.
+        ValidationError: an input has a type that cannot be made up, or the model is too large to run here.
         UsageError: a name is not an input of the model, or a shape contradicts the model.
     """
+    refuse_oversized(loaded.graph)
     session = runtime.load(loaded.path if loaded.path.is_file() else loaded.model)
     tried: set[str] = set()
     first: RuntimeFailure | None = None

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fp16conv.errors import ValidationError
+from fp16conv.execution.capacity import refuse_oversized
 from fp16conv.execution.emulator import EmulationOptions, emulate_model, emulation_notes
 from fp16conv.execution.failures import RuntimeFailure
 from fp16conv.execution.feeds import FeedSource
@@ -186,10 +187,12 @@ def compare_models(
 
     Raises:
         ValidationError: the FP32 model does not run on these inputs, the outputs have other names,
-            there is no batch, or CUDA was asked for and is not there.
+            there is no batch, the model is too large for this machine, or CUDA was asked for and is not
+            there.
     """
     if provider not in ("auto", "emulated", "cuda"):
         raise ValidationError(f"unknown provider '{provider}'", hint="one of auto, emulated, cuda")
+    refuse_oversized(reference.graph)
     options = _Options(rtol, atol, allow_integer_changes, labels, emulation or EmulationOptions())
     with contextlib.ExitStack() as stack:
         cpu = runtime if runtime is not None else stack.enter_context(Runtime())

@@ -16,14 +16,15 @@ BODY = """g (float[2] x) => (float[2] y) {
 }"""
 
 UNMADE = "g (float8e4m3fn[2] x) => (float[2] y) { t = Cast <to = 1> (x) y = Neg (t) }"
+OVERSIZED = "g (float[1,4] x, int64[2] n) => (float[1,1099511627776] y) { y = Expand (x, n) }"
 
 HEAD = '<ir_version: 9, opset_import: ["" : 19, "custom" : 1]> '
 
 
 @pytest.mark.parametrize(
     "text",
-    [READABLE, NOTHING_TO_READ, BODY, UNMADE],
-    ids=["readable", "nothing to read", "body", "input of a type that numpy lacks"],
+    [READABLE, NOTHING_TO_READ, BODY, UNMADE, OVERSIZED],
+    ids=["readable", "nothing to read", "body", "input of a type that numpy lacks", "oversized"],
 )
 def test_model_that_does_not_load_is_analyzed(text: str, tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "m.onnx")
@@ -37,3 +38,9 @@ def test_inputs_that_cannot_be_made_up_are_no_obstacle_to_a_conversion(tmp_path:
     with pytest.raises(ValidationError, match="input 'x' has a type that cannot be made up"):
         fp16conv.convert(tmp_path / "m.onnx", tmp_path / "out.onnx")
     assert fp16conv.convert(tmp_path / "m.onnx", tmp_path / "out.onnx", validate=False).output is not None
+
+
+def test_a_model_too_large_for_the_machine_is_not_compared(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(HEAD + OVERSIZED), tmp_path / "m.onnx")
+    with pytest.raises(ValidationError, match="'y' has more numbers than this machine's memory holds"):
+        fp16conv.validate(tmp_path / "m.onnx", tmp_path / "m.onnx")
