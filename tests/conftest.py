@@ -19,6 +19,11 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, prin
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # begun in the background of a shell: children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @functools.cache
 def cuda_works() -> bool:
