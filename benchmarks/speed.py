@@ -65,7 +65,7 @@ What the names stand for:
   recognizer of rapidocr_onnxruntime (11 MB, 1x3x48x320), FP32 models as their PyPI packages bring them;
   `fp16conv validate` compares them with what `convert --no-validate` makes of them. A plain FP32 run is
   ONNX Runtime over the same batches: its threads wait asleep, as fp16conv's do (same settings), or spin.
-* A converter that takes longer than 20 s is run once. An empty cell was not recorded.
+* A converter that takes longer than 20 s is run once.
 * The imports that `analyze` is compared with are what it cannot do without: numpy, onnx, onnx_ir,
   click, and onnxruntime, which it loads in a process of its own. networkx is loaded only where the
   minimum cut of a plan is large, sympy (which onnx_ir imports) not at all.
