@@ -100,15 +100,19 @@ class InternalError(Fp16convError):
     exit_code = 70
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something, at most 300 characters; its class if none does.
+def first_line(error: BaseException, limit: int | None = 300) -> str:
+    """The first line of an error's text that says something; the name of its class if none does.
+
+    Args:
+        error: any.
+        limit: characters at most.
 
     Example:
         >>> first_line(ValueError("wrong size")), first_line(IndexError())
         ('wrong size', 'IndexError')
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
+    return (lines[0] if lines else type(error).__name__)[:limit]
 
 
 def unwritable(

@@ -1,4 +1,4 @@
-"""The verb `validate` for ONNX: compare two models. It loads neither rules nor planner."""
+"""The verb `validate` for ONNX, and its report for all sources. Loads neither rules nor planner."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Unpack
 import fp16conv
 from fp16conv.execution.runtime import Runtime
 from fp16conv.frontends.onnx import LoadedModel
-from fp16conv.inputs import InputWords, describe_evidence, load_model, open_feeds, read_options
+from fp16conv.inputs import InputWords, Options, describe_evidence, load_model, open_feeds, read_options
 from fp16conv.reporting.comparison import find_in_validation, summarize_validation
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import ValidateReport
 from fp16conv.reporting.source_lines import add_source_lines
-from fp16conv.validation.compare import Provider, compare_models
+from fp16conv.validation.compare import Provider, ValidationResult, compare_models
 
 if TYPE_CHECKING:
     from fp16conv.execution.feeds import FeedSource
+    from fp16conv.graph import ModelGraph
+    from fp16conv.reporting.details import Details
     from fp16conv.reporting.per_operator import PerOperator
 
-__all__ = ["validate"]
+__all__ = ["report_comparison", "validate"]
 
 Source = str | os.PathLike[str] | LoadedModel
 
@@ -66,18 +68,39 @@ def validate(
             if progress is not None:
                 progress("finding the operators that cause the error")
             blamed = _blame(first, second(), feeds, runtime, rtol, atol, allow_integer_changes)
+    return report_comparison(first.graph, result, feeds, chosen, details, blamed)
+
+
+def report_comparison(
+    reference: ModelGraph,
+    result: ValidationResult,
+    feeds: FeedSource,
+    options: Options,
+    details: Details | None,
+    blamed: PerOperator | None,
+) -> ValidateReport:
+    """The report of `validate`, whatever the models came from.
+
+    Args:
+        reference: the FP32 model.
+        result: the verdict.
+        feeds: the inputs.
+        options: what the user asked for.
+        details: every operator, where they were asked for.
+        blamed: the operators by the error that they cause, where they were asked for.
+    """
     report = ValidateReport(
         tool_version=fp16conv.__version__,
-        options=chosen.recorded(),
-        reference=first.graph.source,
-        candidate=second().graph.source,
-        evidence=describe_evidence(feeds, chosen, result.batches),
+        options=options.recorded(),
+        reference=result.reference,
+        candidate=result.candidate,
+        evidence=describe_evidence(feeds, options, result.batches),
         validation=summarize_validation(result),
         findings=find_in_validation(result),
         details=details,
         per_operator=blamed,
     )
-    return add_source_lines(report, first.graph)
+    return add_source_lines(report, reference)
 
 
 def _blame(

@@ -60,8 +60,6 @@ def samples() -> Path:
 def small_files() -> Iterator[int]:
     """A file may have 10,000 bytes: writing beyond is an error, like a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     yield 10_000
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)

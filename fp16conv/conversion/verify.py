@@ -16,7 +16,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from fp16conv.collector import collection_paused
-from fp16conv.errors import ConversionError, ModelError
+from fp16conv.errors import ConversionError, ModelError, first_line
 from fp16conv.frontends.external import FileTensor
 from fp16conv.frontends.inference import without_weights
 from fp16conv.frontends.onnx import LoadedModel, from_proto, read_proto
@@ -153,8 +153,7 @@ def _infer(proto: onnx.ModelProto) -> tuple[onnx.ModelProto | None, str]:
 
 def _essence(error: Exception) -> str:
     """The first line of a message, without the file's name (it differs between source and result)."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return re.sub(r"model with path: \S+", "model", lines[0]) if lines else type(error).__name__
+    return re.sub(r"model with path: \S+", "model", first_line(error, limit=None))
 
 
 Known = tuple[str, DataType]

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from fp16conv import half
 from fp16conv.graph import Origin, RangeFact
+from fp16conv.graph.pieces import PIECE
 
-__all__ = ["CHUNK", "HIGHEST_EXPONENT", "LOWEST_EXPONENT", "RangeSummary", "iterate_chunks"]
+__all__ = ["HIGHEST_EXPONENT", "LOWEST_EXPONENT", "RangeSummary", "iterate_chunks"]
 
-CHUNK: Final = 1 << 18  # elements looked at in one go: about 5 MB with the temporaries
 LOWEST_EXPONENT: Final = -40
 HIGHEST_EXPONENT: Final = 40
 _CACHED: Final = 1 << 16  # elements looked at together: they and their temporaries stay in the cache
@@ -24,7 +24,7 @@ _SQUARABLE: Final = (2.0**-40, 2.0**55)
 _BIAS: Final = 127  # binary32, IEEE 754-2019 table 3.5
 
 
-def iterate_chunks(array: npt.NDArray[np.generic], size: int = CHUNK) -> Iterator[npt.NDArray[np.float32]]:
+def iterate_chunks(array: npt.NDArray[np.generic], size: int = PIECE) -> Iterator[npt.NDArray[np.float32]]:
     """Cut an array into flat float32 pieces without copying the whole (views where nothing is cast).
 
     Args:

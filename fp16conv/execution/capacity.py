@@ -8,15 +8,7 @@ import os
 from fp16conv.errors import ValidationError
 from fp16conv.graph import ModelGraph
 
-__all__ = ["memory_of_machine", "refuse_oversized"]
-
-
-def memory_of_machine() -> float:
-    """Bytes of physical memory; infinite where the system does not say (Windows)."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return math.inf
+__all__ = ["refuse_oversized"]
 
 
 def refuse_oversized(graph: ModelGraph) -> None:
@@ -30,7 +22,7 @@ def refuse_oversized(graph: ModelGraph) -> None:
     Raises:
         ValidationError: names the first such value.
     """
-    limit = memory_of_machine()
+    limit = _memory_of_machine()
     for value in graph.values:
         sizes = [size for size in value.shape or () if isinstance(size, int) and size > 0]
         if len(sizes) == len(value.shape or ()) and math.prod(sizes) * value.dtype.itemsize > limit:
@@ -38,5 +30,13 @@ def refuse_oversized(graph: ModelGraph) -> None:
                 f"value '{value.name}' has more numbers than this machine's memory holds",
                 where=graph.source,
                 why=f"its shape is {' x '.join(map(str, sizes))}",
-                hint="run it on a larger machine, or with --no-validate",
+                hint="run it on a larger machine, or convert it with --no-validate",
             )
+
+
+def _memory_of_machine() -> float:
+    """Bytes of physical memory; infinite where the system does not say (Windows)."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return math.inf

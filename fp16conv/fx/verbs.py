@@ -11,7 +11,6 @@ from typing import Any, Unpack
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-import fp16conv
 from fp16conv.conversion.save import save
 from fp16conv.errors import UsageError
 from fp16conv.frontends.fx.export import export_program
@@ -19,19 +18,17 @@ from fp16conv.frontends.fx.program import LoadedProgram
 from fp16conv.fx.job import ProgramComparison, ProgramJob, rank_calls
 from fp16conv.fx.study import ERROR_NOTE, ProgramStudy, Source, load, load_source, open_feeds, start_study
 from fp16conv.graph import DataType
-from fp16conv.inputs import InputWords, OptionWords, describe_evidence, read_options
+from fp16conv.inputs import InputWords, OptionWords, read_options
 from fp16conv.inspection import diff_graphs, explain_operator, find_operator
 from fp16conv.job import MAX_REPAIRS
 from fp16conv.planning.plan import PrecisionPlan
 from fp16conv.planning.serialize import bind_plan, load_plan
 from fp16conv.reporting.blame import summarize_operators
-from fp16conv.reporting.comparison import find_in_validation, summarize_validation
 from fp16conv.reporting.details import Details
 from fp16conv.reporting.inspection import DiffReport, ExplainReport
 from fp16conv.reporting.inventory import list_converted
 from fp16conv.reporting.progress import Progress
 from fp16conv.reporting.report import AnalyzeReport, ConvertReport, HalfOutcome, Repair, ValidateReport
-from fp16conv.reporting.source_lines import add_source_lines
 from fp16conv.reporting.tuning import TuneReport
 from fp16conv.reports import report_analysis, report_conversion
 from fp16conv.rulebook.book import load_book
@@ -40,6 +37,7 @@ from fp16conv.validation.compare import Provider, ValidationResult
 from fp16conv.validation.fx.depth import errors_of_program
 from fp16conv.validation.fx.half import try_half
 from fp16conv.validation.metrics import ATOL, RTOL
+from fp16conv.validator import report_comparison
 
 __all__ = [
     "Conversion",
@@ -294,18 +292,7 @@ def validate(
     if options.details:
         named = {first.graph.values[value].name: error for value, error in errors.items()}
         details = list_converted(second.graph, errors=named, error_note=ERROR_NOTE)
-    report = ValidateReport(
-        tool_version=fp16conv.__version__,
-        options=options.recorded(),
-        reference=first.source,
-        candidate=second.source,
-        evidence=describe_evidence(feeds, options, result.batches),
-        validation=summarize_validation(result),
-        findings=find_in_validation(result),
-        details=details,
-        per_operator=blamed,
-    )
-    return add_source_lines(report, first.graph)
+    return report_comparison(first.graph, result, feeds, options, details, blamed)
 
 
 def _check_output(output: str | os.PathLike[str]) -> Path:

@@ -8,7 +8,6 @@ import hashlib
 import io
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -280,14 +279,9 @@ def test_a_full_disk_for_temporary_files(place: Place, capsys: pytest.CaptureFix
         assert "error:" in capsys.readouterr().err
 
 
-def test_a_limit_on_the_size_of_files(place: Place) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
-    try:
-        with pytest.raises(ConversionError, match=r"too large|written: the disk is full"):
-            place.convert(validate=False)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+def test_a_limit_on_the_size_of_files(place: Place, small_files: int) -> None:
+    with pytest.raises(ConversionError, match=r"too large|written: the disk is full"):
+        place.convert(validate=False)
     assert place.left() == []
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fp16conv import half
-from fp16conv.evidence import summary as summaries
 from fp16conv.evidence.summary import RangeSummary, iterate_chunks
 from fp16conv.graph import Origin
+from fp16conv.graph.pieces import PIECE
 
 FLOATS = hnp.arrays(
     np.float32, st.integers(1, 60), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -110,7 +110,7 @@ def test_chunks_of_a_memory_map_are_views(tmp_path) -> None:
 
 
 def test_numbers_of_many_chunks_are_counted_once() -> None:
-    numbers = np.random.default_rng(0).standard_normal(3 * summaries.CHUNK + 5).astype(np.float32) * 1e-4
+    numbers = np.random.default_rng(0).standard_normal(3 * PIECE + 5).astype(np.float32) * 1e-4
     whole = RangeSummary(exponents=False)
     whole.update(numbers)
     fact = whole.fact(Origin.CONSTANT)

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from fp16conv.errors import ModelError
 from fp16conv.frontends.integrity import check_integrity
 from fp16conv.frontends.onnx import load_onnx
-from tests.unit.frontends.test_integrity import make_model, weight
+from tests.unit.frontends.sound_model import make_model, weight
 
 
 def _fifo(folder: Path) -> None:

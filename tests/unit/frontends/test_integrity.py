@@ -6,33 +6,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper
 
 from fp16conv.errors import ModelError
 from fp16conv.frontends.integrity import MAX_CALLS, check_integrity
 from fp16conv.frontends.onnx import load_onnx
-
-TEXT = """<ir_version: 8, opset_import: ["": 17]>
-g (float[4] x, bool c) => (float[4] y) {
-   [mul] a = Mul(x, w)
-   [if] b = If (c) <then_branch = t () => (float[4] p) { p = Relu(a) },
-                    else_branch = e () => (float[4] q) { q = Mul(a, w) }>
-   [add] y = Add(b, w)
-}"""
-
-
-def make_model() -> onnx.ModelProto:
-    model = onnx.parser.parse_model(TEXT)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
-    return model
-
-
-def weight(model: onnx.ModelProto) -> TensorProto:
-    return model.graph.initializer[0]
+from tests.unit.frontends.sound_model import make_model, weight
 
 
 def branch(model: onnx.ModelProto, index: int = 0) -> onnx.GraphProto:

@@ -289,4 +289,4 @@ def test_external_data_is_checked_on_load(tmp_path: Path) -> None:
 def test_truncated_file_is_rejected(tmp_path: Path) -> None:
     path = save_external(tmp_path, "w.bin")
     path.write_bytes(path.read_bytes()[:-7])
-    rejected(path)
+    assert "is not an ONNX model or is truncated" in rejected(path)
